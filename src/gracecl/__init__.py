@@ -1,0 +1,1 @@
+"""gracecl: online continual learning with layer-wise feedback."""

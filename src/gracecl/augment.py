@@ -1,0 +1,241 @@
+"""Augmentation on the device, a batch at a time, with its own draw for every image.
+
+A `View` is a tuple of operations. Each operation says how many random numbers an image needs (`draws`) and acts on normalised
+images `[n, channels, height, width]` given those numbers `u [n, draws]`, which live on the host: which images to touch is known
+there, so nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gracecl.errors import UserError
+from gracecl.registry import nearest
+
+Floats = npt.NDArray[np.float64]
+
+
+class Pixels:
+    """How bytes become the numbers a net sees: scaled to [0, 1], then normalised per channel."""
+
+    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device | None = None) -> None:
+        self.mean = torch.tensor(mean, device=device).view(1, -1, 1, 1)
+        self.std = torch.tensor(std, device=device).view(1, -1, 1, 1)
+        self._scale = 1 / (255 * self.std)
+        self._shift = -self.mean / self.std
+        self.black = self._shift
+
+    def normalise(self, images: Tensor) -> Tensor:
+        return torch.addcmul(self._shift, images.float(), self._scale)
+
+    def restore(self, x: Tensor) -> Tensor:
+        """Back to [0, 1], for operations that are defined on colours."""
+        return x * self.std + self.mean
+
+
+class Operation(Protocol):
+    @property
+    def draws(self) -> int: ...
+
+    def __call__(self, x: Tensor, u: Floats, pixels: Pixels) -> Tensor: ...
+
+
+View = tuple[Operation, ...]
+
+
+def draws(view: View) -> int:
+    """Random numbers an image needs for this view."""
+    return sum(operation.draws for operation in view)
+
+
+def apply(view: View, x: Tensor, u: Floats, pixels: Pixels) -> Tensor:
+    """The view of each image, using row i of `u` for image i."""
+    used = 0
+    for operation in view:
+        x = operation(x, u[:, used : used + operation.draws], pixels)
+        used += operation.draws
+    return x
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """Left and right exchanged, always."""
+
+    draws = 0
+
+    def __call__(self, x: Tensor, u: Floats, pixels: Pixels) -> Tensor:
+        return x.flip(-1)
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Left and right exchanged with probability `p`."""
+
+    p: float = 0.5
+    draws = 1
+
+    def __call__(self, x: Tensor, u: Floats, pixels: Pixels) -> Tensor:
+        return _replace(x, u[:, 0] < self.p, lambda some: some.flip(-1))
+
+
+@dataclass(frozen=True)
+class Grey:
+    """With probability `p`, all three channels become 0.299 R + 0.587 G + 0.114 B of the normalised channels."""
+
+    p: float = 0.25
+    draws = 1
+
+    def __call__(self, x: Tensor, u: Floats, pixels: Pixels) -> Tensor:
+        if x.shape[1] != 3:
+            return x
+        return _replace(x, u[:, 0] < self.p, lambda some: luminance(some).expand_as(some))
+
+
+@dataclass(frozen=True)
+class ResizedCrop:
+    """A random window, resampled to the full size: area fraction uniform in [low, high], aspect ratio log-uniform in [3/4, 4/3].
+
+    Ten candidates an image; the first that fits is used, the whole image if none does. Bilinear, reflecting at the border.
+    """
+
+    low: float = 0.3
+    high: float = 1.0
+    candidates = 10
+    draws = 2 * candidates + 2
+
+    def __call__(self, x: Tensor, u: Floats, pixels: Pixels) -> Tensor:
+        n, (height, width) = len(x), x.shape[-2:]
+        area = self.low + (self.high - self.low) * u[:, : self.candidates]
+        aspect = np.exp(math.log(3 / 4) + math.log(16 / 9) * u[:, self.candidates : 2 * self.candidates])
+        w, h, fits = window_sizes(area, aspect, height, width)
+        first = fits.argmax(axis=1)
+        rows = np.arange(n)
+        found = fits[rows, first]
+        w = np.where(found, w[rows, first], width)
+        h = np.where(found, h[rows, first], height)
+        return crop(x, w, h, window_offset(u[:, -2], w, width), window_offset(u[:, -1], h, height))
+
+
+@dataclass(frozen=True)
+class PadCrop:
+    """A window of the image's own size out of the image with `pad` black pixels around it."""
+
+    pad: int = 4
+    draws = 2
+
+    def __call__(self, x: Tensor, u: Floats, pixels: Pixels) -> Tensor:
+        n, channels, height, width = x.shape
+        padded = pixels.black.expand(n, channels, height + 2 * self.pad, width + 2 * self.pad).clone()
+        padded[:, :, self.pad : self.pad + height, self.pad : self.pad + width] = x
+        corner = torch.from_numpy((u * (2 * self.pad + 1)).astype(np.int64)).to(x.device)
+        rows = corner[:, 0, None] + torch.arange(height, device=x.device)
+        columns = corner[:, 1, None] + torch.arange(width, device=x.device)
+        image = torch.arange(n, device=x.device)[:, None, None]
+        return padded.permute(0, 2, 3, 1)[image, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+
+
+@dataclass(frozen=True)
+class ColourJitter:
+    """With probability `p`: brightness, contrast, saturation (factors 1 ± value) and hue (± value of a turn), in this order."""
+
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.4
+    hue: float = 0.1
+    p: float = 0.8
+    draws = 5
+
+    def __call__(self, x: Tensor, u: Floats, pixels: Pixels) -> Tensor:
+        touched = u[:, 0] < self.p
+        spread = 2 * u[touched, 1:] - 1
+        factors = 1 + spread[:, :3] * [self.brightness, self.contrast, self.saturation]
+        factor = torch.from_numpy(factors).to(x)[:, :, None, None, None]
+        turn = torch.from_numpy(spread[:, 3] * self.hue).to(x)[:, None, None]
+
+        def jitter(some: Tensor) -> Tensor:
+            some = (pixels.restore(some) * factor[:, 0]).clamp(0, 1)
+            grey = luminance(some)
+            some = torch.lerp(grey.mean(dim=(-2, -1), keepdim=True).expand_as(some), some, factor[:, 1]).clamp(0, 1)
+            if some.shape[1] == 3:
+                some = torch.lerp(luminance(some).expand_as(some), some, factor[:, 2]).clamp(0, 1)
+                some = shift_hue(some, turn)
+            return (some - pixels.mean) / pixels.std
+
+        return _replace(x, touched, jitter)
+
+
+def luminance(x: Tensor) -> Tensor:
+    """[n, 1, height, width]: the weighted sum of three channels, or the only channel."""
+    if x.shape[1] != 3:
+        return x
+    return 0.299 * x[:, 0:1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:3]
+
+
+def window_sizes(area: Floats, aspect: Floats, height: int, width: int) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
+    """Width and height in pixels of each candidate window, and whether it fits into the image."""
+    pixels = area * height * width
+    w, h = np.round(np.sqrt(pixels * aspect)), np.round(np.sqrt(pixels / aspect))
+    return w, h, (w >= 1) & (w <= width) & (h >= 1) & (h <= height)
+
+
+def window_offset(u: Floats, window: Floats, size: int) -> Floats:
+    """The window's centre in [-1, 1] coordinates: an integer uniform in [-(size - window), size - window], over the size."""
+    room = size - window
+    return (np.floor(u * (2 * room + 1)) - room) / size
+
+
+def crop(x: Tensor, w: Floats, h: Floats, x_offset: Floats, y_offset: Floats) -> Tensor:
+    """Each image's window of w × h pixels, resampled to the image's own size."""
+    height, width = x.shape[-2:]
+    nothing = np.zeros(len(w))
+    affine = np.stack([w / width, nothing, x_offset, nothing, h / height, y_offset], axis=1).reshape(-1, 2, 3)
+    theta = torch.from_numpy(affine).to(x.device, x.dtype)
+    grid = F.affine_grid(theta, list(x.shape), align_corners=False)
+    return F.grid_sample(x, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+
+
+def shift_hue(rgb: Tensor, turn: Tensor) -> Tensor:
+    """Turns the hue of colours in [0, 1] by a fraction of a full circle, through hue–saturation–value and back."""
+    value, strongest = rgb.max(dim=1)
+    chroma = value - rgb.min(dim=1).values
+    safe = torch.where(chroma == 0, torch.ones_like(chroma), chroma)
+    red, green, blue = rgb.unbind(dim=1)
+    sector = torch.stack([(green - blue) / safe, 2 + (blue - red) / safe, 4 + (red - green) / safe], dim=1)
+    hue = (sector.gather(1, strongest[:, None])[:, 0] / 6 + turn) % 1
+    # Each channel is a trapezoid over the hue circle: full, falling, empty, rising.
+    offset = torch.tensor([5.0, 3.0, 1.0], device=rgb.device, dtype=rgb.dtype).view(1, 3, 1, 1)
+    k = (offset + 6 * hue[:, None]) % 6
+    return value[:, None] - chroma[:, None] * torch.minimum(k, 4 - k).clamp(0, 1)
+
+
+def _replace(x: Tensor, touched: npt.NDArray[np.bool_], change: Callable[[Tensor], Tensor]) -> Tensor:
+    """A copy of x in which the touched images are changed."""
+    rows = torch.from_numpy(np.flatnonzero(touched)).to(x.device)
+    if len(rows) == 0:
+        return x
+    return x.index_copy(0, rows, change(x[rows]))
+
+
+AUGMENTATIONS: dict[str, View] = {
+    "none": (),
+    "tau": (Grey(0.25), ResizedCrop(0.3, 1.0)),
+    "simclr": (Flip(0.5), Grey(0.25), ResizedCrop(0.3, 1.0)),
+    "full": (ResizedCrop(0.2, 1.0), Flip(0.5), ColourJitter(p=0.8), Grey(0.2)),
+    "partial": (PadCrop(4), Flip(0.5)),
+}
+"""`tau` is MOSE's second view, `simclr` the same with a flip, `partial` and `full` are what the replay literature calls so (`full` is also SCR's)."""
+
+
+def augmentation(name: str) -> View:
+    if name not in AUGMENTATIONS:
+        raise UserError(f"unknown augmentation '{name}'{nearest(name, AUGMENTATIONS)} (known: {', '.join(AUGMENTATIONS)})")
+    return AUGMENTATIONS[name]

@@ -1,0 +1,189 @@
+"""The vocabulary: what the net returns (`Taps`), what a step sees (`Incoming`, `Rows`, `Batch`), what a loss is (`LossTable`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gracecl import rng
+
+Ints = npt.NDArray[np.int64]
+
+LossTable = dict[str, Tensor]
+"""`{role/part: [L]}`: rows are the terms of the objective, columns the tapped layers. Rows whose role is `log` are observations."""
+
+NO_TASK = -1
+
+
+def is_loss(row: str) -> bool:
+    """Rows named `log/…` are recorded; all others are also summed into the objective."""
+    return not row.startswith("log/")
+
+
+def total(table: LossTable) -> Tensor:
+    """The objective: every loss row summed over its layers."""
+    return torch.stack([value for row, value in table.items() if is_loss(row)]).sum()
+
+
+class Taps:
+    """What a net returns for B images: the layer is the first axis.
+
+    `features [L, B, D]`, `logits [L, B, C]`, and `embedding [L, B, E]` for contrastive terms, computed when first asked for: a
+    method that has no such term does not pay for the projectors.
+    """
+
+    def __init__(self, features: Tensor, logits: Tensor, project: Callable[[Tensor], Tensor]) -> None:
+        self.features, self.logits, self._project = features, logits, project
+
+    @cached_property
+    def embedding(self) -> Tensor:
+        return self._project(self.features)
+
+    @property
+    def layers(self) -> int:
+        return self.logits.shape[0]
+
+    def __getitem__(self, rows: slice | Tensor) -> Taps:
+        """The same taps for some of the images."""
+        return Taps(self.features[:, rows], self.logits[:, rows], self._project)
+
+    @staticmethod
+    def join(parts: list[Taps]) -> Taps:
+        """Several forwards, one after the other along the image axis."""
+        if len(parts) == 1:
+            return parts[0]
+        features = torch.cat([part.features for part in parts], dim=1)
+        return Taps(features, torch.cat([part.logits for part in parts], dim=1), parts[0]._project)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Which classes and tasks the learner has met, all in first-seen order. `task` is NO_TASK on a stream without marks."""
+
+    step: int = 0
+    task: int = NO_TASK
+    first_of_task: bool = False
+    seen: tuple[int, ...] = ()
+    current: tuple[int, ...] = ()
+    """classes met in the current task"""
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """One batch of the stream: raw images on the device, everything else on the host."""
+
+    x: Tensor
+    """uint8 [b, channels, height, width]"""
+    labels: Ints
+    sources: Ints
+    """a number that identifies each image within the stream"""
+    progress: Progress
+    fresh: bool = True
+    """False in later epochs over a task: such images were offered to the memory already"""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def select(self, rows: Ints) -> Incoming:
+        """Some of the images, as a batch of their own."""
+        picked = torch.from_numpy(rows).to(self.x.device)
+        return Incoming(self.x[picked], self.labels[rows], self.sources[rows], self.progress, self.fresh)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The images of a block: positions in the incoming batch, then slots of a memory."""
+
+    stream: Ints
+    slots: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    store: str = "replay"
+    """which memory the slots belong to"""
+
+    def __len__(self) -> int:
+        return len(self.stream) + len(self.slots)
+
+
+MEMORY_SOURCE = 1 << 40
+"""added to a memory slot where it stands beside stream sources, so that the two never collide"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Where a block's rows are in the batch: view after view, each with the same images in the same order."""
+
+    start: int
+    images: int
+    views: int
+    from_stream: int
+    """how many of the images came with the stream batch; they stand first"""
+    raw_views: tuple[int, ...]
+    """views that show the image as it is or mirrored, without anything random"""
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.start, self.start + self.images * self.views)
+
+    def view(self, number: int) -> slice:
+        first = self.start + number * self.images
+        return slice(first, first + self.images)
+
+
+class Batch:
+    """What one step trains on: augmented pixels on the device, and where each row came from."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        labels: Ints,
+        sources: Ints,
+        blocks: dict[str, Block],
+        progress: Progress,
+        classes: int,
+        seed: int,
+        repeat: int = 0,
+    ) -> None:
+        self.x, self.labels, self.sources, self.blocks = x, labels, sources, blocks
+        self.progress, self.classes, self.repeat, self._seed = progress, classes, repeat, seed
+        self.y = torch.from_numpy(labels).to(x.device, non_blocking=True)
+        self.targets: dict[str, Tensor] = {}
+        self.supervised: slice | Tensor = slice(0, len(labels))
+        """rows that enter cross-entropy"""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def rows(self, block: str) -> slice:
+        return self.blocks[block].rows
+
+    @cached_property
+    def stream_rows(self) -> Tensor:
+        """The stream batch's own images where they first stand: their raw views, or all views if every one is random."""
+        block = next(block for block in self.blocks.values() if block.from_stream)
+        views = block.raw_views or range(block.views)
+        rows = [block.view(number).start + np.arange(block.from_stream) for number in views]
+        return torch.from_numpy(np.concatenate(rows)).to(self.x.device)
+
+    @cached_property
+    def seen(self) -> Tensor:
+        """[C] True for classes met so far"""
+        return self._mask(self.progress.seen)
+
+    @cached_property
+    def current(self) -> Tensor:
+        """[C] True for classes met in the current task"""
+        return self._mask(self.progress.current)
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        """A generator of this step's own, the same whenever it is asked for."""
+        return rng.generator(self._seed, purpose, self.progress.step, self.repeat)
+
+    def _mask(self, ids: tuple[int, ...]) -> Tensor:
+        mask = torch.zeros(self.classes, dtype=torch.bool)
+        mask[list(ids)] = True
+        return mask.to(self.x.device, non_blocking=True)

@@ -1,0 +1,9 @@
+"""Data sets as uint8 tensors, decoded once: named sets in their official layouts, any folder of images, any arrays."""
+
+from gracecl.data.arrays import from_arrays
+from gracecl.data.dataset import Data
+from gracecl.data.folder import from_folder
+from gracecl.data.loading import check, get, load
+from gracecl.data.source import Archive, Source
+
+__all__ = ["Archive", "Data", "Source", "check", "from_arrays", "from_folder", "get", "load"]

@@ -1,0 +1,189 @@
+"""Decoding is done once: the arrays of a data set kept on disk, and mapped into memory when they are large.
+
+An entry is a folder with four `.npy` files and `entry.json`. It is written under another name and renamed when
+complete, it is used only if the key of its source files still matches, and one that is damaged is made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gracecl.data.dataset import Images, Labels
+from gracecl.data.pixels import Extent, Pixels
+from gracecl.data.progress import Advance, progress
+from gracecl.data.source import Contents
+from gracecl.errors import UserError
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+MMAP_BYTES = 1_000_000_000
+ABANDONED_AFTER = 86_400
+SPLITS = ("train", "test")
+
+
+class Decoded(NamedTuple):
+    """Arrays ready to use."""
+
+    train_x: Images
+    train_y: Labels
+    test_x: Images
+    test_y: Labels
+    class_names: tuple[str, ...]
+
+
+def mmap_limit(mmap_bytes: int | None) -> int:
+    """Arrays larger than this are memory-mapped: the argument, else $GRACECL_MMAP_BYTES, else 1 GB."""
+    if mmap_bytes is not None:
+        return mmap_bytes
+    text = os.environ.get("GRACECL_MMAP_BYTES", str(MMAP_BYTES))
+    try:
+        return int(float(text))
+    except ValueError:
+        raise UserError(f"GRACECL_MMAP_BYTES must be a number of bytes, not '{text}'") from None
+
+
+def files_key(files: Sequence[Path], extent: Extent | None) -> str:
+    """Changes whenever a source file is added, removed, replaced or touched, or another extent is wanted."""
+    digest = hashlib.sha256(repr((FORMAT, extent)).encode())
+    for path in files:
+        state = path.stat()
+        digest.update(f"{path}\0{state.st_size}\0{state.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def decoded(
+    entry: Path, key: str, read: Callable[[], Contents], extent: Extent | None, title: str, mmap_bytes: int | None
+) -> Decoded:
+    """The arrays from `entry`, or from the source files, which are then kept in `entry`.
+
+    Without an `extent` the images keep their own. A disk that is full or cannot be written costs the cache, not the
+    run.
+    """
+    limit = mmap_limit(mmap_bytes)
+    if (ready := _opened(entry, key, limit)) is not None:
+        return ready
+    contents = read()
+    try:
+        _write(entry, key, contents, extent, title)
+    except OSError as error:
+        log.warning(
+            "cannot keep the decoded images in %s (%s); going on without, so the next start decodes again", entry, error
+        )
+    else:
+        if (ready := _opened(entry, key, limit)) is not None:
+            return ready
+    return _in_memory(contents, extent, title)
+
+
+def _opened(entry: Path, key: str, limit: int) -> Decoded | None:
+    """What the entry holds; None when it is absent, of other files, or damaged."""
+    try:
+        about = json.loads((entry / "entry.json").read_text(encoding="utf-8"))
+        if about["key"] != key:
+            return None
+        arrays = {name: _array(entry / f"{name}.npy", checksum, limit) for name, checksum in about["arrays"].items()}
+        names = tuple(about["class_names"])
+        return Decoded(arrays["train_x"], arrays["train_y"], arrays["test_x"], arrays["test_y"], names)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+        log.info("the cache entry %s is damaged (%s) and will be made again", entry, error)
+        return None
+
+
+def _array(path: Path, checksum: int, limit: int) -> Any:
+    """Small arrays are read and their checksum compared; large ones are mapped, which compares their length."""
+    if path.stat().st_size > limit:
+        return np.load(path, mmap_mode="c", allow_pickle=False)
+    array = np.load(path, allow_pickle=False)
+    if zlib.crc32(np.ascontiguousarray(array).data) != checksum:
+        raise ValueError(f"{path.name} does not match its checksum")
+    return array
+
+
+def _write(entry: Path, key: str, contents: Contents, extent: Extent | None, title: str) -> None:
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(entry)
+    draft = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=entry.parent))
+    try:
+        arrays = {}
+        with progress(f"decoding {title}", len(contents.train) + len(contents.test)) as advance:
+            for split in SPLITS:
+                labels = getattr(contents, f"{split}_y")
+                np.save(draft / f"{split}_y.npy", labels)
+                arrays[f"{split}_y"] = zlib.crc32(labels.data)
+                arrays[f"{split}_x"] = _write_pixels(
+                    draft / f"{split}_x.npy", getattr(contents, split), extent, advance
+                )
+        about = {"key": key, "class_names": contents.class_names, "arrays": arrays}
+        (draft / "entry.json").write_text(json.dumps(about), encoding="utf-8")
+        draft.chmod(0o755)
+        _replace(draft, entry)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _sweep(entry: Path) -> None:
+    """Remove drafts that a killed process left behind."""
+    for draft in entry.parent.glob(f".{entry.name}-*"):
+        if time.time() - draft.stat().st_mtime > ABANDONED_AFTER:
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+def _write_pixels(path: Path, pixels: Pixels, extent: Extent | None, advance: Advance) -> int:
+    """Appends block after block, so that a large set never needs to fit in memory; returns the checksum.
+
+    Plain writes, not a memory map: a full disk is then an error that can be caught, not a bus fault.
+    """
+    shape = (len(pixels), pixels.channels, *(extent or pixels.native))
+    checksum = 0
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        for block in pixels.blocks(extent or pixels.native):
+            data = np.ascontiguousarray(block).data
+            checksum = zlib.crc32(data, checksum)
+            file.write(data)
+            advance(len(block))
+    return checksum
+
+
+def _replace(draft: Path, entry: Path) -> None:
+    """A folder cannot be renamed onto another: the old one steps aside first. Whoever has it open keeps it."""
+    if entry.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=entry.parent))
+        entry.rename(old / "old")
+        shutil.rmtree(old, ignore_errors=True)
+    try:
+        draft.rename(entry)
+    except OSError:
+        if not entry.is_dir():  # if it is there, another process was faster
+            raise
+
+
+def _in_memory(contents: Contents, extent: Extent | None, title: str) -> Decoded:
+    with progress(f"decoding {title}", len(contents.train) + len(contents.test)) as advance:
+        train, test = (_gathered(pixels, extent, advance) for pixels in (contents.train, contents.test))
+    return Decoded(train, contents.train_y, test, contents.test_y, contents.class_names)
+
+
+def _gathered(pixels: Pixels, extent: Extent | None, advance: Advance) -> Images:
+    images = np.empty((len(pixels), pixels.channels, *(extent or pixels.native)), dtype=np.uint8)
+    filled = 0
+    for block in pixels.blocks(extent or pixels.native):
+        images[filled : filled + len(block)] = block
+        filled += len(block)
+        advance(len(block))
+    return images

@@ -1,0 +1,140 @@
+"""Images on their way to a uint8 tensor: decoded, cropped and resized with Pillow, block by block."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from gracecl.data.dataset import Images
+from gracecl.errors import UserError
+
+Extent: TypeAlias = tuple[int, int]
+"""(height, width)"""
+
+BLOCK = 512
+"""Images decoded at once: enough to keep the threads busy, little enough to hold at 224 px."""
+
+GREY_MODES = ("1", "L", "LA")
+
+
+class Pixels(Protocol):
+    """The images of one split, not yet decoded."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def channels(self) -> int: ...
+
+    @property
+    def native(self) -> Extent:
+        """The extent at which no image needs resizing (or only the odd one)."""
+
+    def blocks(self, extent: Extent) -> Iterator[Images]:
+        """uint8 [n, channels, height, width], in order. May be called again."""
+
+
+@dataclass(frozen=True)
+class ArrayPixels:
+    """Images that are arrays already: [N, channels, height, width]."""
+
+    array: Images
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @property
+    def channels(self) -> int:
+        return int(self.array.shape[1])
+
+    @property
+    def native(self) -> Extent:
+        return self.array.shape[2], self.array.shape[3]
+
+    def blocks(self, extent: Extent) -> Iterator[Images]:
+        for start in range(0, len(self.array), BLOCK):
+            block = self.array[start : start + BLOCK]
+            yield block if extent == self.native else np.stack([resized(image, extent) for image in block])
+
+
+@dataclass(frozen=True)
+class FilePixels:
+    """Images in files of any format and size that Pillow reads."""
+
+    paths: Sequence[Path]
+    channels: int
+    native: Extent
+    margin: float = 1.0
+    """the shorter side is scaled to this many times the extent before the centre is cut out (CUB: 256 / 224)"""
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def blocks(self, extent: Extent) -> Iterator[Images]:
+        def decode(path: Path) -> Images:
+            return _channels_first(centre(opened(path, self.channels), extent, self.margin))
+
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes and resizes without the GIL
+            for start in range(0, len(self.paths), BLOCK):
+                yield np.stack(list(pool.map(decode, self.paths[start : start + BLOCK])))
+
+
+def resized(image: Images, extent: Extent) -> Images:
+    """[channels, height, width] at another extent: bicubic, antialiased, each channel for itself."""
+    height, width = extent
+    planes = [Image.fromarray(plane).resize((width, height), Image.Resampling.BICUBIC) for plane in image]
+    return np.stack([np.asarray(plane) for plane in planes])
+
+
+def opened(path: Path, channels: int) -> Image.Image:
+    """The image in `path`, grey or RGB; a file that cannot be decoded is named."""
+    try:
+        with Image.open(path) as image:
+            _refuse_deep(image, path)
+            whole: Image.Image = image.convert("RGBA") if "transparency" in image.info else image
+            return whole.convert("L" if channels == 1 else "RGB")
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise damaged(path, error) from error
+
+
+def header(path: Path) -> tuple[Extent, bool]:
+    """Extent of the image in `path` and whether it is grey, without decoding it."""
+    try:
+        with Image.open(path) as image:
+            _refuse_deep(image, path)
+            return (image.height, image.width), image.mode in GREY_MODES
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise damaged(path, error) from error
+
+
+def damaged(path: Path, error: Exception) -> UserError:
+    return UserError(f"cannot read the image {path} ({error}): replace the file or remove it")
+
+
+def centre(image: Image.Image, extent: Extent, margin: float = 1.0) -> Image.Image:
+    """Scaled (bicubic) until it covers `margin` times the extent, then the middle cut out; untouched if it fits."""
+    height, width = extent
+    tall, wide = round(height * margin), round(width * margin)
+    if (image.height, image.width) != (tall, wide):
+        scale = max(tall / image.height, wide / image.width)
+        covering = max(wide, int(image.width * scale)), max(tall, int(image.height * scale))
+        image = image.resize(covering, Image.Resampling.BICUBIC)
+    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+    return image.crop((left, top, left + width, top + height))
+
+
+def _refuse_deep(image: Image.Image, path: Path) -> None:
+    """Pillow clips 16-bit and floating-point grey to white; better no image than that one."""
+    if image.mode.startswith(("I", "F")):
+        raise UserError(f"the image {path} has more than 8 bits per channel: convert it to 8 bits first")
+
+
+def _channels_first(image: Image.Image) -> Images:
+    array: Any = np.asarray(image)
+    return np.ascontiguousarray(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))

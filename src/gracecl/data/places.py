@@ -1,0 +1,33 @@
+"""Where data sets and their decoded copies live."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+CACHE_NAME = ".gracecl-cache"
+
+
+def user_cache() -> Path:
+    """The folder that this system gives programs for files they can make again."""
+    if sys.platform == "win32":
+        home = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        home = Path.home() / "Library" / "Caches"
+    else:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "gracecl"
+
+
+def data_root(root: str | Path | None = None) -> Path:
+    """`root`, else $GRACECL_DATA, else a folder in the user's cache."""
+    chosen = root or os.environ.get("GRACECL_DATA") or user_cache() / "data"
+    return Path(chosen).expanduser().resolve()
+
+
+def cache_folder(root: Path) -> Path:
+    """Beside the data if that can be written, so that all who share the data share the work; else the user's."""
+    beside = root / CACHE_NAME
+    nearest = next(path for path in (beside, *beside.parents) if path.exists())
+    return beside if os.access(nearest, os.W_OK | os.X_OK) else user_cache() / "decoded"

@@ -1,0 +1,155 @@
+"""The embeddable face: a learner for somebody's own loop, without stream, recorder or files."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gracecl import checkpoint, nets, optim, rng, spec
+from gracecl.augment import Pixels
+from gracecl.core import Ints
+from gracecl.engine import Engine, Precision
+from gracecl.errors import UserError
+from gracecl.evaluate import seen_scores
+from gracecl.memory import Memories
+from gracecl.method import Method
+
+Images = Tensor | npt.NDArray[Any]
+Labels = Tensor | npt.NDArray[Any] | Sequence[int]
+
+
+class Learner:
+    """Keeps learning from batches of labelled images.
+
+    >>> learner = Learner("grace", classes=10, shape=(3, 32, 32))
+    >>> learner.learn(x, y)                      # as often as batches come; x is uint8 [b, 3, 32, 32]
+    >>> learner.predict(x)                       # class numbers
+    """
+
+    def __init__(
+        self,
+        method: str | Method = "grace",
+        *,
+        classes: int,
+        shape: tuple[int, int, int] = (3, 32, 32),
+        memory: int = 1000,
+        net: str = "resnet18(width=64)",
+        taps: int | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        augment: str = "tau",
+        optimiser: str = optim.DEFAULT,
+        seed: int = 0,
+        device: str = "cpu",
+        precision: Precision = "fp32",
+    ) -> None:
+        """`mean` and `std` are those of the pixels scaled to [0, 1], per channel; the default is 1/2 and 1/4."""
+        if classes < 1:
+            raise UserError(f"a learner needs at least one class, not {classes}")
+        if len(shape) != 3 or min(shape) < 1:
+            raise UserError(f"shape is (channels, height, width), all at least 1, not {tuple(shape)}")
+        self.options = {
+            "method": method if isinstance(method, str) else repr(method), "classes": classes, "shape": list(shape), "memory": memory,
+            "net": net, "taps": taps, "mean": list(mean or [0.5] * shape[0]), "std": list(std or [0.25] * shape[0]), "augment": augment,
+            "optimiser": optimiser, "seed": seed, "precision": precision,
+        }  # fmt: skip
+        self.classes, self.shape = classes, tuple(shape)
+        self.method = spec.parse_method(method) if isinstance(method, str) else method
+        on = torch.device(device)
+        pixels = Pixels(tuple(self.options["mean"]), tuple(self.options["std"]), on)
+        with rng.torch_seed(seed, "net"):
+            tapped = nets.build(net, self.shape, classes, pixels, nets.taps_for(self.method, taps)).to(on)
+        memories = Memories(memory, self.shape, on)
+        self.engine = Engine(
+            self.method, tapped, memories, seed=seed, augmentation=augment, optimiser=optimiser, precision=precision
+        )
+        self._task: Hashable = None
+
+    def learn(self, x: Images, y: Labels, task: Hashable = None) -> dict[str, list[float]]:
+        """Learns from one batch: uint8 images `[b, channels, height, width]` and their class numbers.
+
+        `task` names the task; another name than the last one's ends that task. Without names, a batch that brings a label not met before
+        starts a task, if the method works with tasks. Returns the loss of each term and tapped layer (nothing where the method only stored).
+        """
+        images, labels = self._images(x), self._labels(y)
+        if len(images) != len(labels):
+            raise UserError(f"{len(images)} images came with {len(labels)} labels; give one label per image")
+        outcome = self.engine.learn(images, labels, self._number_of(task, labels))
+        return {} if outcome is None else {row: value.tolist() for row, value in outcome.table.items()}
+
+    def end_task(self) -> None:
+        """Tells the method that the task is over, as the start of another one does; useful before evaluating."""
+        self.engine.end_task()
+
+    def predict(self, x: Images, rule: str | None = None) -> Ints:
+        """The class of each image, among those met so far."""
+        return np.concatenate([columns[scores.argmax(dim=1)].cpu().numpy() for scores, columns in self._scores(x, rule)])
+
+    def predict_proba(self, x: Images, rule: str | None = None) -> npt.NDArray[np.float32]:
+        """`[n, classes]`: the softmax of the rule's scores; 0 for classes not met. Nearest-mean rules give the same order but flat values."""
+        chances = []
+        for scores, columns in self._scores(x, rule):
+            full = torch.zeros(len(scores), self.classes)
+            full[:, columns.cpu()] = scores.softmax(dim=1).cpu()
+            chances.append(full.numpy())
+        return np.concatenate(chances)
+
+    def save(self, path: str | Path) -> None:
+        """Everything needed to go on exactly from here, in one file."""
+        task = self._task if isinstance(self._task, (str, int, type(None))) else repr(self._task)
+        checkpoint.save(Path(path), {"options": self.options, "task": task, "engine": self.engine.state_dict()})
+
+    @classmethod
+    def load(cls, path: str | Path, device: str = "cpu") -> Learner:
+        state = checkpoint.load(Path(path))
+        if "options" not in state:
+            raise UserError(f"{path} is the checkpoint of a run, not of a learner; continue it with 'gracecl resume'")
+        options = state["options"] | {"shape": tuple(state["options"]["shape"])}
+        learner = cls(**options, device=device)
+        learner.engine.load_state_dict(state["engine"])
+        learner._task = state["task"]
+        return learner
+
+    def _scores(self, x: Images, rule: str | None) -> list[tuple[Tensor, Tensor]]:
+        net, images = self.engine.ready_to_predict(), self._images(x)
+        return [
+            seen_scores(self.method, out, self.engine.progress, rule or self.method.rule) for _, out in net.sweep(images)
+        ]
+
+    def _number_of(self, task: Hashable, labels: Ints) -> int:
+        """The running number of the batch's task."""
+        progress = self.engine.progress
+        if task is None and self._task is None:
+            starts = bool(set(labels.tolist()) - set(progress.seen))
+        else:
+            starts = task != self._task
+        self._task = task
+        return progress.task + 1 if starts else progress.task
+
+    def _images(self, x: Images) -> Tensor:
+        images = torch.as_tensor(x)
+        if images.dtype != torch.uint8:
+            raise UserError(
+                f"images must be uint8 (0 to 255), not {images.dtype}; for floats in [0, 1] use (x * 255).round().astype('uint8')"
+            )
+        if images.ndim != 4 or tuple(images.shape[1:]) != self.shape:
+            raise UserError(f"images must have the shape [batch, {', '.join(map(str, self.shape))}], not {list(images.shape)}")
+        if len(images) == 0:
+            raise UserError("the batch is empty; give at least one image")
+        return images
+
+    def _labels(self, y: Labels) -> Ints:
+        labels = np.asarray(y)
+        if labels.ndim != 1 or labels.dtype.kind not in "iu":
+            raise UserError(f"labels must be a list of whole numbers, not {labels.dtype} of shape {list(labels.shape)}")
+        labels = labels.astype(np.int64)
+        wrong = labels[(labels < 0) | (labels >= self.classes)]
+        if len(wrong):
+            raise UserError(f"label {wrong[0]} is not one of the declared classes 0 to {self.classes - 1}; declare more with classes=")
+        return labels

@@ -1,0 +1,47 @@
+"""What a learner keeps of the past: stores of images, and the collection of them that one learner owns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gracecl.core import Ints
+from gracecl.errors import UserError
+from gracecl.memory.reservoir import Memory
+
+__all__ = ["Memories", "Memory"]
+
+
+class Memories:
+    """The stores of one learner: `replay`, and others carved out of the same budget of slots."""
+
+    def __init__(self, capacity: int, shape: tuple[int, int, int], device: torch.device | str = "cpu") -> None:
+        self.stores = {"replay": Memory(capacity, shape, device)}
+        self._shape, self._device = shape, device
+        self.oracle: Callable[[], tuple[Tensor, Ints]] | None = None
+        """test images and labels of the tasks so far, where the run has them: for diagnosis, never for a result"""
+
+    @property
+    def replay(self) -> Memory:
+        return self.stores["replay"]
+
+    def __getitem__(self, name: str) -> Memory:
+        return self.stores[name]
+
+    def carve(self, name: str, slots: int) -> Memory:
+        """A second store whose slots are taken from `replay`, so that the total stays what the user gave."""
+        if slots > self.replay.capacity:
+            raise UserError(f"a memory of {self.replay.capacity} images has no {slots} slots for '{name}'; use a larger --memory")
+        self.stores["replay"] = Memory(self.replay.capacity - slots, self._shape, self._device)
+        self.stores[name] = Memory(slots, self._shape, self._device)
+        return self.stores[name]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: store.state_dict() for name, store in self.stores.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, store in self.stores.items():
+            store.load_state_dict(state[name])

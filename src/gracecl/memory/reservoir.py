@@ -1,0 +1,191 @@
+"""A bounded memory of images that keeps a uniform sample of everything it was offered.
+
+Vitter, Random Sampling with a Reservoir, 1985. Images stay bytes on the device; labels, tasks and slot lists live on the host, so
+drawing "64 images of other tasks" costs the same at a thousand images and at a million, and nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gracecl.core import NO_TASK, Ints
+from gracecl.errors import UserError
+
+
+class Memory:
+    """Preallocated slots. `add` offers images, `draw` picks slots, `memory[slots]` gives their images, `labels` and `tasks` are arrays."""
+
+    def __init__(self, capacity: int, shape: tuple[int, int, int], device: torch.device | str = "cpu") -> None:
+        if capacity < 0:
+            raise UserError(f"a memory cannot hold {capacity} images; give 0 or more")
+        self.capacity, self.filled, self.offered = capacity, 0, 0
+        self.images = torch.zeros((capacity, *shape), dtype=torch.uint8, device=device)
+        self.labels: Ints = np.full(capacity, -1, np.int64)
+        self.tasks: Ints = np.full(capacity, NO_TASK, np.int64)
+        self.notes: dict[str, Tensor] = {}
+        self._by_label, self._by_task = Buckets(capacity), Buckets(capacity)
+
+    def __len__(self) -> int:
+        return self.filled
+
+    def __getitem__(self, slots: Ints) -> Tensor:
+        """The images in these slots, as bytes."""
+        return self.images.index_select(0, torch.from_numpy(slots).to(self.images.device))
+
+    def add(self, rng: np.random.Generator, x: Tensor, labels: Ints, task: int = NO_TASK, **notes: Tensor) -> Ints:
+        """Offers a batch, image after image: each is kept with the probability that leaves all offered so far equally likely.
+
+        Returns the slots written. Where two images of the batch fall on one slot, the later one stays, as if they came singly.
+        """
+        n = len(labels)
+        order = np.arange(self.offered, self.offered + n)
+        slots = np.where(order < self.capacity, order, rng.integers(0, order + 1)) if n else order
+        self.offered += n
+        kept = np.flatnonzero(slots < self.capacity)
+        last = len(kept) - 1 - np.unique(slots[kept][::-1], return_index=True)[1]
+        rows = kept[np.sort(last)]
+        self.put(slots[rows], x, rows, labels, task, notes)
+        return slots[rows]
+
+    def put(self, slots: Ints, x: Tensor, rows: Ints, labels: Ints, task: int, notes: dict[str, Tensor]) -> None:
+        """Writes rows of a batch into slots of the caller's choice."""
+        if len(slots) == 0:
+            return
+        device = self.images.device
+        where, which = torch.from_numpy(slots).to(device), torch.from_numpy(rows).to(device)
+        self.images[where] = x.index_select(0, which)
+        for name, value in notes.items():
+            if name not in self.notes:
+                self.notes[name] = torch.zeros((self.capacity, *value.shape[1:]), dtype=value.dtype, device=device)
+            self.notes[name][where] = value.detach().index_select(0, which)
+        occupied = self.labels[slots] >= 0
+        self._by_label.move(slots, self.labels[slots], labels[rows], occupied)
+        self._by_task.move(slots, self.tasks[slots], np.full(len(rows), task), occupied)
+        self.labels[slots], self.tasks[slots] = labels[rows], task
+        self.filled = max(self.filled, int(slots.max()) + 1)
+
+    def draw(
+        self,
+        n: int,
+        rng: np.random.Generator,
+        *,
+        task: int | None = None,
+        except_task: int | None = None,
+        labels: Iterable[int] | None = None,
+        except_labels: Iterable[int] | None = None,
+    ) -> Ints:
+        """n different slots, uniform over those that qualify (all of them if fewer do). At most one condition can be given."""
+        if task is not None:
+            return self._by_task.draw(n, rng, {task})
+        if except_task is not None:
+            return self._by_task.draw(n, rng, self._by_task.keys() - {except_task})
+        if labels is not None:
+            return self._by_label.draw(n, rng, set(labels))
+        if except_labels is not None:
+            return self._by_label.draw(n, rng, self._by_label.keys() - set(except_labels))
+        return distinct(n, self.filled, rng)
+
+    def count(self, *, task: int | None = None, label: int | None = None) -> int:
+        """How many slots hold images of a task, of a label, or anything at all."""
+        if task is not None:
+            return self._by_task.size(task)
+        return self._by_label.size(label) if label is not None else self.filled
+
+    def composition(self) -> dict[int, int]:
+        """label -> images held."""
+        return {label: self._by_label.size(label) for label in sorted(self._by_label.keys()) if self._by_label.size(label)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Filled slots only: a checkpoint of a half-empty memory is half the size."""
+        held = slice(0, self.filled)
+        return {
+            "images": self.images[held],
+            "labels": self.labels[held],
+            "tasks": self.tasks[held],
+            "by_label": self._by_label.state_dict(self.filled),
+            "by_task": self._by_task.state_dict(self.filled),
+            "offered": self.offered,
+            "notes": {name: value[held] for name, value in self.notes.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.filled, self.offered = len(state["labels"]), state["offered"]
+        if self.filled > self.capacity:
+            raise UserError(f"the saved memory holds {self.filled} images but this one only {self.capacity} slots")
+        held = slice(0, self.filled)
+        self.images[held] = state["images"].to(self.images.device)
+        self.labels[held], self.tasks[held] = state["labels"], state["tasks"]
+        self._by_label.load_state_dict(state["by_label"], self.labels[held])
+        self._by_task.load_state_dict(state["by_task"], self.tasks[held])
+        for name, value in state["notes"].items():
+            self.notes[name] = torch.zeros((self.capacity, *value.shape[1:]), dtype=value.dtype, device=self.images.device)
+            self.notes[name][held] = value.to(self.images.device)
+
+
+class Buckets:
+    """The slots of each key (a label or a task), so that a filtered draw looks at no slot it does not return.
+
+    A slot leaves its bucket by changing places with the bucket's last one; `place` remembers where each slot stands.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.place: Ints = np.zeros(capacity, np.int64)
+        self._slots: dict[int, list[int]] = {}
+
+    def keys(self) -> set[int]:
+        return set(self._slots)
+
+    def size(self, key: int) -> int:
+        return len(self._slots.get(key, ()))
+
+    def move(self, slots: Ints, old: Ints, new: Ints, occupied: np.typing.NDArray[np.bool_]) -> None:
+        """Takes the occupied slots out of their buckets `old` and puts all of them into `new`.
+
+        Plain Python over the slots just written: at most a stream batch of them, and ever fewer as the reservoir fills.
+        """
+        for slot, leave, key, was_in in zip(slots.tolist(), old.tolist(), new.tolist(), occupied.tolist(), strict=True):
+            if was_in:
+                bucket, hole = self._slots[leave], int(self.place[slot])
+                last = bucket.pop()
+                if last != slot:
+                    bucket[hole] = last
+                    self.place[last] = hole
+            bucket = self._slots.setdefault(key, [])
+            self.place[slot] = len(bucket)
+            bucket.append(slot)
+
+    def draw(self, n: int, rng: np.random.Generator, keys: set[int]) -> Ints:
+        """n different slots, uniform over the union of the keys' buckets, which count in the order their keys were first met."""
+        buckets = [bucket for key, bucket in self._slots.items() if key in keys]
+        ends = np.cumsum([0] + [len(bucket) for bucket in buckets])
+        picks = distinct(n, int(ends[-1]), rng)
+        which = np.searchsorted(ends, picks, side="right") - 1
+        within = picks - ends[which]
+        return np.array([buckets[b][i] for b, i in zip(which.tolist(), within.tolist(), strict=True)], np.int64)
+
+    def state_dict(self, filled: int) -> dict[str, Any]:
+        return {"keys": list(self._slots), "place": self.place[:filled]}
+
+    def load_state_dict(self, state: dict[str, Any], key_of_slot: Ints) -> None:
+        """The buckets as they were, from each slot's key and its place in the key's bucket."""
+        self.place[: len(key_of_slot)] = state["place"]
+        self._slots = {key: [] for key in state["keys"]}
+        for slot in np.argsort(state["place"], kind="stable").tolist():
+            self._slots[int(key_of_slot[slot])].append(slot)
+
+
+def distinct(n: int, among: int, rng: np.random.Generator) -> Ints:
+    """n different integers below `among`, in random order, at a cost that depends on n alone (all of them if n is larger)."""
+    if n >= among:
+        return rng.permutation(among)
+    if 3 * n > among:
+        return rng.permutation(among)[:n]
+    picks: dict[int, None] = {}
+    while len(picks) < n:
+        picks.update(dict.fromkeys(rng.integers(0, among, n - len(picks)).tolist()))
+    return np.fromiter(picks, np.int64, n)

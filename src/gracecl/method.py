@@ -1,0 +1,322 @@
+"""A method is a learner written as hooks; a wrapper is a method around a method; `a + b` adds b's losses to a's.
+
+Every hook has a default except `losses`. The engine calls them in this order for each batch of the stream::
+
+    [end_task, begin_task]  →  plan  →  views, forwards  →  targets  →  losses  →  backward, after_backward
+        →  after_step  →  notes  →  store
+
+and `before_eval`, `rules` when somebody asks for predictions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gracecl import spec
+from gracecl.augment import View
+from gracecl.core import Batch, Incoming, LossTable, Progress, Rows, Taps, total
+from gracecl.errors import UserError
+from gracecl.registry import methods
+
+if TYPE_CHECKING:
+    from gracecl.memory import Memories
+    from gracecl.nets.tapped import TappedNet
+    from gracecl.streams import Stream
+
+Boundaries = Literal["unused", "used", "required"]
+STRENGTH: tuple[Boundaries, ...] = ("unused", "used", "required")
+
+
+@dataclass(eq=False, repr=False)
+class Method:
+    """What a learner does at each point of a step. Fields are its hyperparameters."""
+
+    boundaries: ClassVar[Boundaries] = "unused"
+    """whether task marks are needed: a method that requires them is refused on a stream without"""
+    wants_taps: ClassVar[bool] = False
+    """whether `taps = auto` should give it all tapped layers instead of the last alone"""
+    repeats: ClassVar[int] = 1
+    """optimiser steps per stream batch; each plans anew, the batch is stored once"""
+
+    def __post_init__(self) -> None:
+        spec.check_fields(self, self.name)
+
+    @property
+    def name(self) -> str:
+        return methods.name_of(type(self))
+
+    def __repr__(self) -> str:
+        return spec.show(self, self.name)
+
+    def __add__(self, other: Method) -> Method:
+        return Sum(self, other)
+
+    # Once, before the optimiser is built.
+
+    def stream(self, stream: Stream) -> Stream:
+        """The stream it learns from: the one given, unless the method is a bound that sees everything."""
+        return stream
+
+    def attach(self, net: TappedNet, memories: Memories) -> None:
+        """Remembers the net; may add modules to it (`net.extra`) and carve second stores out of the memory."""
+        self.net = net
+
+    def optimiser(self, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
+        """Its own optimiser, or None for the run's."""
+        return None
+
+    # At task marks, on streams that have them.
+
+    def begin_task(self, progress: Progress) -> None:
+        """Before the first step of a task."""
+
+    def end_task(self, memories: Memories, progress: Progress) -> None:
+        """After the last step of a task and before its evaluation."""
+
+    # One step.
+
+    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+        """Which images make up the step, by block. An empty plan means no update; the batch is stored all the same."""
+        return {"all": Rows(np.arange(len(new)))}
+
+    def views(self, block: str, augment: View) -> Sequence[View]:
+        """The views of each image of a block; `augment` is the run's augmentation."""
+        return (augment,)
+
+    def forwards(self, blocks: list[str]) -> list[list[str]]:
+        """Which blocks share a forward pass, hence a BatchNorm batch. All of them, unless the paper says otherwise."""
+        return [blocks]
+
+    def targets(self, batch: Batch) -> dict[str, Tensor]:
+        """What teachers say, computed once without gradient and kept in `batch.targets`."""
+        return {}
+
+    def losses(self, out: Taps, batch: Batch) -> LossTable:
+        """The terms of the objective, `{role/part: [L]}`. Pure: calling it twice gives the same table."""
+        raise NotImplementedError(f"{type(self).__name__} must say what its losses are")
+
+    def backward(self, table: LossTable, scale: Tensor | float = 1.0) -> None:
+        """Fills `.grad`. `scale` is the loss scaling of half precision."""
+        (total(table) * scale).backward()  # type: ignore[no-untyped-call]
+
+    def after_backward(self, batch: Batch) -> None:
+        """Sees (and may change) the gradients before the optimiser does."""
+
+    def after_step(self, out: Taps, batch: Batch) -> None:
+        """Once per optimiser step."""
+
+    def notes(self, out: Taps, batch: Batch) -> dict[str, Tensor]:
+        """What to store beside each image of the incoming batch, in its order."""
+        return {}
+
+    def store(self, memories: Memories, new: Incoming, rng: np.random.Generator, notes: dict[str, Tensor]) -> None:
+        """Once per stream batch, after the update. The default is the exact reservoir."""
+        memories.replay.add(rng, new.x, new.labels, new.progress.task, **notes)
+
+    # Inference.
+
+    @property
+    def rule(self) -> str:
+        """The headline among the rules: a family, then `_last`, `_mean` or the number of a tap."""
+        return "linear_last"
+
+    @property
+    def eval_net(self) -> TappedNet:
+        return self.net
+
+    def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> None:
+        """Whatever inference needs that training does not; at most once per step, and it leaves training untouched."""
+
+    def rules(self, out: Taps) -> dict[str, Tensor]:
+        """`{family: scores [L, B, C]}`; higher is better. Unseen classes are ruled out by the caller."""
+        return {"linear": out.logits}
+
+    # What a checkpoint must hold beyond the net, the optimiser and the memories.
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` gave."""
+
+    def task_values(self) -> dict[str, list[float]]:
+        """Per-layer values fixed for a task, recorded at its end."""
+        return {}
+
+
+@dataclass(eq=False, repr=False)
+class Wrapper(Method):
+    """A method that holds a method and passes every hook on; a subclass overrides the hooks it changes."""
+
+    inner: Method
+    """the method inside; text is read as an expression"""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.inner, str):
+            self.inner = spec.parse_method(self.inner)
+        if not isinstance(self.inner, Method):
+            raise UserError(f"{self.name} wraps a method, such as {self.name}(er()), not {self.inner!r}")
+        super().__post_init__()
+
+    @property
+    def boundaries(self) -> Boundaries:  # type: ignore[override]
+        return max(type(self).own_boundaries, self.inner.boundaries, key=STRENGTH.index)
+
+    own_boundaries: ClassVar[Boundaries] = "unused"
+
+    @property
+    def wants_taps(self) -> bool:  # type: ignore[override]
+        return self.inner.wants_taps
+
+    @property
+    def repeats(self) -> int:  # type: ignore[override]
+        return self.inner.repeats
+
+    @property
+    def rule(self) -> str:
+        return self.inner.rule
+
+    @property
+    def eval_net(self) -> TappedNet:
+        return self.inner.eval_net
+
+    def stream(self, stream: Stream) -> Stream:
+        return self.inner.stream(stream)
+
+    def attach(self, net: TappedNet, memories: Memories) -> None:
+        super().attach(net, memories)
+        self.inner.attach(net, memories)
+
+    def optimiser(self, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
+        return self.inner.optimiser(params)
+
+    def begin_task(self, progress: Progress) -> None:
+        self.inner.begin_task(progress)
+
+    def end_task(self, memories: Memories, progress: Progress) -> None:
+        self.inner.end_task(memories, progress)
+
+    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+        return self.inner.plan(new, memories, rng)
+
+    def views(self, block: str, augment: View) -> Sequence[View]:
+        return self.inner.views(block, augment)
+
+    def forwards(self, blocks: list[str]) -> list[list[str]]:
+        return self.inner.forwards(blocks)
+
+    def targets(self, batch: Batch) -> dict[str, Tensor]:
+        return self.inner.targets(batch)
+
+    def losses(self, out: Taps, batch: Batch) -> LossTable:
+        return self.inner.losses(out, batch)
+
+    def backward(self, table: LossTable, scale: Tensor | float = 1.0) -> None:
+        self.inner.backward(table, scale)
+
+    def after_backward(self, batch: Batch) -> None:
+        self.inner.after_backward(batch)
+
+    def after_step(self, out: Taps, batch: Batch) -> None:
+        self.inner.after_step(out, batch)
+
+    def notes(self, out: Taps, batch: Batch) -> dict[str, Tensor]:
+        return self.inner.notes(out, batch)
+
+    def store(self, memories: Memories, new: Incoming, rng: np.random.Generator, notes: dict[str, Tensor]) -> None:
+        self.inner.store(memories, new, rng, notes)
+
+    def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> None:
+        self.inner.before_eval(net, memories, progress)
+
+    def rules(self, out: Taps) -> dict[str, Tensor]:
+        return self.inner.rules(out)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"inner": self.inner.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state["inner"])
+
+    def task_values(self) -> dict[str, list[float]]:
+        return self.inner.task_values()
+
+
+@dataclass(eq=False, repr=False)
+class Sum(Wrapper):
+    """`left + right`: the left one is the learner; the right one adds its losses and observes."""
+
+    right: Method = None  # type: ignore[assignment]
+    """the method whose losses are added"""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.right, Method):
+            raise UserError(f"only methods can be added, as in er() + ewc(), not {self.right!r}")
+        super().__post_init__()
+
+    @property
+    def name(self) -> str:
+        return "sum"
+
+    def __repr__(self) -> str:
+        return f"{self.inner!r} + {self.right!r}"
+
+    @property
+    def boundaries(self) -> Boundaries:  # type: ignore[override]
+        return max(self.inner.boundaries, self.right.boundaries, key=STRENGTH.index)
+
+    @property
+    def wants_taps(self) -> bool:  # type: ignore[override]
+        return self.inner.wants_taps or self.right.wants_taps
+
+    def attach(self, net: TappedNet, memories: Memories) -> None:
+        super().attach(net, memories)
+        self.right.attach(net, memories)
+
+    def begin_task(self, progress: Progress) -> None:
+        super().begin_task(progress)
+        self.right.begin_task(progress)
+
+    def end_task(self, memories: Memories, progress: Progress) -> None:
+        super().end_task(memories, progress)
+        self.right.end_task(memories, progress)
+
+    def targets(self, batch: Batch) -> dict[str, Tensor]:
+        return super().targets(batch) | self.right.targets(batch)
+
+    def losses(self, out: Taps, batch: Batch) -> LossTable:
+        left, right = super().losses(out, batch), self.right.losses(out, batch)
+        if both := left.keys() & right.keys():
+            raise UserError(f"{self!r}: both sides define the loss row '{sorted(both)[0]}'; a sum needs different rows")
+        return left | right
+
+    def after_backward(self, batch: Batch) -> None:
+        super().after_backward(batch)
+        self.right.after_backward(batch)
+
+    def after_step(self, out: Taps, batch: Batch) -> None:
+        super().after_step(out, batch)
+        self.right.after_step(out, batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"right": self.right.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.right.load_state_dict(state["right"])
+
+    def task_values(self) -> dict[str, list[float]]:
+        return super().task_values() | self.right.task_values()
+
+
+def parts(method: Method) -> list[Method]:
+    """The method and every method inside it."""
+    inside = [getattr(method, field.name) for field in dataclasses.fields(method)]
+    return [method, *(part for value in inside if isinstance(value, Method) for part in parts(value))]

@@ -1,0 +1,48 @@
+"""Experience Replay. Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019.
+
+    for each batch B_n from the stream:
+        B_M <- n_recall images drawn from memory, none of them twice
+        step on CE(B_n ∪ B_M)
+        memory <- reservoir(memory, B_n)
+
+Differences from the paper: the softmax spans all classes (the paper's is restricted to the task's own); every image is seen through the
+run's augmentation (the paper has none, `--augment none` gives that).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from gracecl.core import Batch, Incoming, LossTable, Rows, Taps
+from gracecl.losses import cross_entropy
+from gracecl.memory import Memories
+from gracecl.method import Method
+from gracecl.registry import methods
+
+
+@methods.register("er")
+@dataclass(eq=False, repr=False)
+class ER(Method):
+    """Experience replay: train on the new images together with some drawn from a reservoir memory."""
+
+    n_recall: int = 64
+    """images drawn from memory at each step"""
+    reduction: Literal["concat", "sum_of_means"] = "concat"
+    """one forward and one mean over new and replayed images, or two forwards and the sum of two means"""
+
+    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+        stream, slots = np.arange(len(new)), memories.replay.draw(self.n_recall, rng)
+        if self.reduction == "concat" or len(slots) == 0:
+            return {"all": Rows(stream, slots)}
+        return {"new": Rows(stream), "replay": Rows(stream[:0], slots)}
+
+    def forwards(self, blocks: list[str]) -> list[list[str]]:
+        return [[block] for block in blocks]
+
+    def losses(self, out: Taps, batch: Batch) -> LossTable:
+        return {
+            f"ce/{block}": cross_entropy(out.logits[:, where.rows], batch.y[where.rows]) for block, where in batch.blocks.items()
+        }

@@ -1,0 +1,51 @@
+"""Joint training, the upper bounds: the same network and step, but the data come in random order instead of task after task.
+
+    iid++ (the default):  for each step: B_n <- next images of one shuffled pass over everything
+                                         B_2 <- n_recall images of an independent endless pass over everything
+                                         step on CE(B_n ∪ B_2)
+    offline:              many shuffled passes over everything, in batches of offline_batch
+
+iid++ spends exactly what ER spends per step, so it is the fair ceiling for replay; with n_recall = 0 it is iid-online.
+
+Differences from the source (iid++ as in the AML code, offline as in the online-continual-learning code): the second batch has 64 images, as
+ER's has, and one mean runs over both batches; offline training uses the run's optimiser, not SGD at 0.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from gracecl.core import Batch, Incoming, LossTable, Taps
+from gracecl.losses import cross_entropy
+from gracecl.memory import Memories
+from gracecl.method import Method
+from gracecl.registry import methods
+from gracecl.streams import Stream
+from gracecl.streams.iid import offline, shuffled
+
+
+@methods.register("joint")
+@dataclass(eq=False, repr=False)
+class Joint(Method):
+    """Training on all classes in random order, the upper bound at equal images per step; or offline for many epochs."""
+
+    n_recall: int = 64
+    """images of the second, independent pass in each step"""
+    offline_epochs: int = 0
+    """if above 0: that many epochs over everything instead of one pass with a second batch"""
+    offline_batch: int = 128
+    """images per step of offline training"""
+
+    def stream(self, stream: Stream) -> Stream:
+        if self.offline_epochs > 0:
+            return offline(stream, self.offline_epochs, self.offline_batch)
+        return shuffled(stream, self.n_recall)
+
+    def losses(self, out: Taps, batch: Batch) -> LossTable:
+        return {"ce/all": cross_entropy(out.logits, batch.y)}
+
+    def store(self, memories: Memories, new: Incoming, rng: np.random.Generator, notes: dict[str, Tensor]) -> None:
+        """Keeps nothing: it sees everything anyway."""

@@ -1,0 +1,32 @@
+"""Fine-tuning, the lower bound: no memory, nothing against forgetting.
+
+    for each batch B_n from the stream:
+        step on CE(B_n)
+
+Differences from the paper: there is none to differ from; the step is that of ER with an empty memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from gracecl.core import Batch, Incoming, LossTable, Taps
+from gracecl.losses import cross_entropy
+from gracecl.memory import Memories
+from gracecl.method import Method
+from gracecl.registry import methods
+
+
+@methods.register("sgd")
+@dataclass(eq=False, repr=False)
+class SGD(Method):
+    """Fine-tuning on the stream, the lower bound."""
+
+    def losses(self, out: Taps, batch: Batch) -> LossTable:
+        return {"ce/all": cross_entropy(out.logits, batch.y)}
+
+    def store(self, memories: Memories, new: Incoming, rng: np.random.Generator, notes: dict[str, Tensor]) -> None:
+        """Keeps nothing."""

@@ -1,0 +1,35 @@
+"""A multilayer perceptron, each hidden layer a possible tap: for tests, benchmarks and data that are not images."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from gracecl.errors import UserError
+from gracecl.nets.tapped import Backbone
+from gracecl.registry import nets
+
+
+@nets.register("mlp")
+def mlp(shape: tuple[int, int, int], taps: int, at_most: bool, width: int = 100, depth: int = 2) -> Backbone:
+    """Fully connected layers with ReLU, `depth` of them, `width` wide; any of the last ones can be tapped."""
+    if width < 1 or depth < 1:
+        raise UserError(f"mlp: width and depth must be at least 1, not {width} and {depth}")
+    if taps > depth and not at_most:
+        raise UserError(f"mlp(depth={depth}) has {depth} layers to tap, not {taps}; use a larger depth or --taps {depth}")
+    return MLP(shape[0] * shape[1] * shape[2], width, depth, min(taps, depth))
+
+
+class MLP(Backbone):
+    def __init__(self, inputs: int, width: int, depth: int, taps: int) -> None:
+        super().__init__()
+        self.layers, self.width = taps, width
+        self.hidden = nn.ModuleList(nn.Linear(inputs if i == 0 else width, width) for i in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        outputs = []
+        for layer in self.hidden:
+            x = torch.relu(layer(x))
+            outputs.append(x)
+        return torch.stack(outputs[-self.layers :])

@@ -1,0 +1,112 @@
+"""ResNet-18 for small images, tapped at its four stages as in MOSE (Yan et al., CVPR 2024).
+
+Stage i's output o_i feeds the next stage unchanged. Its tap reads it through a gate, g_i = sigmoid(up(ReLU(BN(D(o_i))))) for all but
+the last stage, and a chain of separable blocks D that double the channels and halve the map until the last stage's width; then the
+average over the map gives f_i. A net with one tap is the plain ResNet-18: no gate, no chain, PyTorch's default initialisation.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gracecl.errors import UserError
+from gracecl.nets.tapped import Backbone
+from gracecl.registry import nets
+
+
+@nets.register("resnet18")
+def resnet18(shape: tuple[int, int, int], taps: int, at_most: bool, width: int = 64) -> Backbone:
+    """ResNet-18 for small images, tapped at its four stages; width 64 is the paper's, 8-32 suit a CPU."""
+    if width < 1:
+        raise UserError(f"resnet18: width must be at least 1, not {width}")
+    if not 1 <= taps <= 4:
+        raise UserError(f"resnet18 has 4 stages to tap; --taps {taps} is not between 1 and 4")
+    return ResNet18(shape[0], width, taps)
+
+
+class BatchNorm(nn.BatchNorm2d):
+    """BatchNorm that uses its running statistics where a batch has one value per channel, from which no spread can be told."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and x.shape[0] * x.shape[2] * x.shape[3] == 1:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return super().forward(x)
+
+
+class BasicBlock(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = BatchNorm(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = BatchNorm(outputs)
+        same = stride == 1 and inputs == outputs
+        self.shortcut = (
+            nn.Identity() if same else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), BatchNorm(outputs))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x)), inplace=True)
+        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x), inplace=True)
+
+
+def separable_down(inputs: int, outputs: int) -> nn.Sequential:
+    """D: depthwise and pointwise convolutions, twice, the first with stride 2."""
+    return nn.Sequential(
+        nn.Conv2d(inputs, inputs, 3, 2, 1, groups=inputs, bias=False),
+        nn.Conv2d(inputs, inputs, 1, bias=False),
+        BatchNorm(inputs),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(inputs, inputs, 3, 1, 1, groups=inputs, bias=False),
+        nn.Conv2d(inputs, outputs, 1, bias=False),
+        BatchNorm(outputs),
+        nn.ReLU(inplace=True),
+    )
+
+
+class Gate(nn.Module):
+    """Weighs a map by what a coarser look at it says; the ReLU before the sigmoid keeps the weight in [1/2, 1)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.look = separable_down(channels, channels)
+        self.norm = BatchNorm(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        coarse = F.relu(self.norm(self.look(x)), inplace=True)
+        return x * torch.sigmoid(F.interpolate(coarse, x.shape[-2:], mode="bilinear", align_corners=False))
+
+
+class ResNet18(Backbone):
+    def __init__(self, channels: int, width: int, taps: int) -> None:
+        super().__init__()
+        widths = [width, 2 * width, 4 * width, 8 * width]
+        self.layers, self.width = taps, widths[-1]
+        self.first_tap = 4 - taps
+        self.stem = nn.Sequential(nn.Conv2d(channels, width, 3, 1, 1, bias=False), BatchNorm(width), nn.ReLU(inplace=True))
+        self.stages = nn.ModuleList(
+            nn.Sequential(BasicBlock(inputs, outputs, stride), BasicBlock(outputs, outputs, 1))
+            for inputs, outputs, stride in zip([width, *widths], widths, [1, 2, 2, 2], strict=False)
+        )
+        shallow = range(self.first_tap, 3)
+        self.gates = nn.ModuleList(Gate(widths[stage]) for stage in shallow)
+        self.chains = nn.ModuleList(
+            nn.Sequential(*(separable_down(widths[i], widths[i + 1]) for i in range(stage, 3))) for stage in shallow
+        )
+        if taps > 1:
+            for module in self.modules():
+                if isinstance(module, nn.Conv2d):
+                    nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        aligned = []
+        for number, stage in enumerate(self.stages):
+            x = stage(x)
+            tap = number - self.first_tap
+            if 0 <= tap < len(self.gates):
+                aligned.append(self.chains[tap](self.gates[tap](x)))
+        aligned.append(x)
+        return torch.stack([F.adaptive_avg_pool2d(side, 1).flatten(1) for side in aligned])

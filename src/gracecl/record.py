@@ -1,0 +1,94 @@
+"""The record of a run: one line of JSON per event, appended and never rewritten while the run goes on.
+
+Tables stay on the device until a flush, so that recording does not make a step wait. A resumed run drops the lines after its checkpoint
+and writes them again, the same; times are kept elsewhere, so two runs of one configuration give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gracecl.core import is_loss
+from gracecl.engine import Outcome
+from gracecl.errors import UserError
+
+FLUSH_EVERY = 50
+
+
+class Recorder:
+    """Appends to one file; `latest` is the last step's rows, for the progress line."""
+
+    def __init__(self, path: Path, keep_until: int = 0) -> None:
+        """Keeps the lines of steps before `keep_until`, as a resumed run writes the later ones again."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            self._truncate(path, keep_until)
+        self.path = path
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close())
+        self._pending: list[tuple[dict[str, Any], Outcome]] = []
+        self.latest: dict[str, list[float]] = {}
+
+    def step(self, step: int, task: int, outcome: Outcome) -> None:
+        self._pending.append(({"kind": "step", "step": step, "task": task, "images": outcome.images}, outcome))
+        if len(self._pending) >= FLUSH_EVERY:
+            self.flush()
+
+    def event(self, kind: str, step: int, **values: Any) -> None:
+        """An evaluation or the end of a task: written at once, after the steps before it."""
+        self.flush()
+        self._write({"kind": kind, "step": step, **values})
+        self._file.flush()
+
+    def flush(self) -> None:
+        """Fetches the pending tables in one transfer and hands their lines to the system."""
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        stacked = torch.cat([value.float().flatten() for _, outcome in pending for value in outcome.table.values()]).tolist()
+        used = 0
+        for line, outcome in pending:
+            rows = {}
+            for row, value in outcome.table.items():
+                rows[row] = stacked[used : used + value.numel()]
+                used += value.numel()
+                if is_loss(row) and not all(map(math.isfinite, rows[row])):
+                    self._file.flush()
+                    raise UserError(
+                        f"the loss row '{row}' became {rows[row]} at step {line['step']}; use a smaller learning rate (--optimiser) or fp32"
+                    )
+            self._write(line | {"rows": rows})
+            self.latest |= rows
+        self._file.flush()
+
+    def close(self) -> None:
+        self.flush()
+        self._file.close()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        try:
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        except OSError as error:
+            raise UserError(f"cannot write {self.path} ({error}); free some space and resume, the last checkpoint is intact") from None
+
+    @staticmethod
+    def _truncate(path: Path, keep_until: int) -> None:
+        """Cuts the file before the first line that is damaged or belongs to a later step."""
+        keep = 0
+        with open(path, "rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    step = json.loads(line)["step"]
+                except (ValueError, KeyError):
+                    break
+                if step >= keep_until:
+                    break
+                keep += len(line)
+        with open(path, "rb+") as file:
+            file.truncate(keep)

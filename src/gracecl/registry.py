@@ -1,0 +1,113 @@
+"""Names: which methods, streams, nets and data sets there are, found without importing any of them.
+
+A thing registers itself where it is written::
+
+    @methods.register("er")
+    class ER(Method): ...
+
+The files of a package are read as text for such lines, so that listing names and their one-line descriptions needs no torch;
+a file is imported when one of its names is asked for. Code outside this package registers in the same way when it is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gracecl.errors import UserError
+
+T = TypeVar("T")
+
+
+def normal(name: str) -> str:
+    """`ER-ACE`, `er_ace` and `Er_Ace` are one name."""
+    return name.strip().lower().replace("-", "_")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'er'?`, or nothing when no known name is close."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+class Registry:
+    """The names of one kind of thing."""
+
+    def __init__(self, kind: str, package: str) -> None:
+        self.kind, self.package = kind, package
+        self.loaded: dict[str, Any] = {}
+        self._name_of: dict[Any, str] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Decorator: the class or function below it goes by `name`."""
+
+        def keep(thing: T) -> T:
+            self.loaded[normal(name)] = thing
+            self._name_of[thing] = normal(name)
+            return thing
+
+        return keep
+
+    @cached_property
+    def written(self) -> dict[str, tuple[str, str]]:
+        """name -> (module, first line of its docstring), read from the files of the package."""
+        spec = importlib.util.find_spec(self.package)
+        assert spec is not None and spec.origin is not None
+        found = {}
+        for file in sorted(Path(spec.origin).parent.glob("*.py")):
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            module = f"{self.package}.{file.stem}"
+            for node in tree.body:
+                if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+                    for name in _registered_names(node):
+                        text = ast.get_docstring(node) or ast.get_docstring(tree) or ""
+                        found[normal(name)] = (module, text.split("\n", 1)[0])
+        return found
+
+    def name_of(self, thing: Any) -> str:
+        """The name a thing was registered under, or its own in lower case."""
+        return self._name_of.get(thing, thing.__name__.lower())
+
+    def names(self) -> list[str]:
+        return sorted({*self.written, *self.loaded})
+
+    def summaries(self) -> dict[str, str]:
+        """name -> one line, without importing what is not imported yet."""
+        outside = {name: (thing.__doc__ or "").strip().split("\n", 1)[0] for name, thing in self.loaded.items()}
+        return {name: self.written[name][1] if name in self.written else outside[name] for name in self.names()}
+
+    def get(self, name: str) -> Any:
+        key = normal(name)
+        if key not in self.loaded and key in self.written:
+            importlib.import_module(self.written[key][0])
+        if key not in self.loaded:
+            raise UserError(
+                f"unknown {self.kind} '{name}'{nearest(key, self.names())} "
+                f"('gracecl list {self.kind}s' prints all of them)"
+            )
+        return self.loaded[key]
+
+
+def _registered_names(node: ast.ClassDef | ast.FunctionDef) -> list[str]:
+    return [
+        call.args[0].value
+        for call in node.decorator_list
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr == "register"
+        and call.args
+        and isinstance(call.args[0], ast.Constant)
+        and isinstance(call.args[0].value, str)
+    ]
+
+
+methods = Registry("method", "gracecl.methods")
+nets = Registry("net", "gracecl.nets")
+streams = Registry("stream", "gracecl.streams")
+datasets = Registry("dataset", "gracecl.data")

@@ -1,0 +1,207 @@
+"""The pictures of a run and of a comparison. Each function says whether there was anything to draw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from gracecl.metrics import Array, seen_rows
+from gracecl.report.groups import Group, group_runs
+from gracecl.report.runs import Run
+from gracecl.report.style import (
+    INK,
+    MOST_NUMBERED_TASKS,
+    QUIET,
+    End,
+    label_ends,
+    layer_colours,
+    mark_tasks,
+    method_style,
+    new_figure,
+    plain,
+    save,
+    smoothed,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FEEDBACK = {
+    "log/H": "entropy H (nats)",
+    "log/gamma": "entropy weight γ",
+    "log/alpha": "loss weight α",
+}
+"""what GRACE observes and decides at each layer, and the axis it is drawn on"""
+
+FEW_STEPS = 60
+"""a curve with fewer points is drawn as it is; a longer one also as a running mean"""
+
+
+def accuracy_matrix(run: Run, path: str | Path) -> bool:
+    """Accuracy on each task after each task, and the mean over the tasks seen: the run in one table of colours."""
+    a = run.matrix(run.rule)
+    size = len(a)
+    if not size:
+        return False
+    numbered = size <= MOST_NUMBERED_TASKS
+    side = min(max(0.5 * size, 2.6), 5.0)
+    figure = new_figure(side + 0.9, side + 2.4)
+    tasks, means = figure.subplots(1, 2, sharey=True, width_ratios=[size, 1.0 if numbered else size / 20])
+    for axes, block in ((tasks, a), (means, np.array([[row.mean()] for row in seen_rows(a)]))):
+        one_based = (0.5, block.shape[1] + 0.5, size + 0.5, 0.5)
+        image = axes.imshow(block, cmap="cividis", vmin=0, vmax=100, aspect="auto", extent=one_based)
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0, labelsize=8, colors=QUIET)
+        if numbered:
+            _write_numbers(axes, block)
+    if numbered:
+        tasks.set(xticks=range(1, size + 1), yticks=range(1, size + 1))
+    means.set(xticks=[1], xticklabels=["mean\nseen"])
+    tasks.set_xlabel("accuracy on task", size=8.5, color=INK)
+    tasks.set_ylabel("after training task", size=8.5, color=INK)
+    bar = figure.colorbar(image, ax=means, fraction=0.6, pad=0.3, aspect=25)
+    bar.set_label("accuracy (%)", size=8.5, color=INK)
+    bar.ax.tick_params(labelsize=8, colors=QUIET, length=2)
+    bar.outline.set_visible(False)
+    figure.suptitle(f"{run.title}\nrule {run.rule}", x=0.01, ha="left", size=9, color=INK)
+    save(figure, path)
+    return True
+
+
+def layer_curves(run: Run, path: str | Path) -> bool:
+    """Entropy, entropy weight and loss weight of each layer over the stream: what GRACE saw and did."""
+    names = [name for name in FEEDBACK if name in run.row_names(observed=True)]
+    if not names:
+        return False
+    figure = new_figure(1.75 * len(names) + 0.75)
+    panels = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, name in zip(panels, names, strict=True):
+        axes.set_ylabel(FEEDBACK[name])
+        plain(axes)
+        _draw_layers(axes, run, name)
+        mark_tasks(axes, run.task_ends, numbers=axes is panels[0])
+    panels[-1].set_xlabel("step")
+    figure.suptitle(run.title, x=0.01, ha="left", size=9, color=INK)
+    for axes, name in zip(panels, names, strict=True):
+        _name_layers(figure, axes, run, name)
+    save(figure, path)
+    return True
+
+
+def loss_curves(run: Run, path: str | Path) -> bool:
+    """Each term of the loss at each layer over the stream, one small panel per term."""
+    names = run.row_names(observed=False)
+    if not names:
+        return False
+    columns = min(3, len(names))
+    rows = math.ceil(len(names) / columns)
+    figure = new_figure(1.85 * rows + 0.8)
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes, name in zip(panels[: len(names)], names, strict=True):
+        plain(axes, name)
+        _draw_layers(axes, run, name)
+        mark_tasks(axes, run.task_ends, numbers=False)
+    for unused in panels[len(names) :]:
+        unused.set_axis_off()
+    figure.supxlabel("step", size=8.5, color=INK)
+    figure.suptitle(run.title, x=0.01, ha="left", size=9, color=INK)
+    _legend_of_layers(figure, max(run.series(name)[1].shape[1] for name in names))
+    save(figure, path)
+    return True
+
+
+def comparison(runs: Sequence[Run], path: str | Path) -> bool:
+    """Left: accuracy on the tasks seen so far, one line per method. Right: the entropy of each layer in one run."""
+    groups = [group for group in group_runs(runs) if group.runs]
+    if not groups:
+        return False
+    watched = next((run for group in groups for run in group.runs if "log/H" in run.row_names(observed=True)), None)
+    figure = new_figure(3.3)
+    panels = figure.subplots(1, 2 if watched else 1, squeeze=False)[0]
+    ends = [_draw_group(panels[0], group, *method_style(index)) for index, group in enumerate(groups)]
+    panels[0].set(xlabel="step", ylabel="accuracy on the tasks seen so far (%)")
+    panels[0].set_xlim(left=0)
+    plain(panels[0], f"accuracy over the stream, {_seeds(groups)}", above=14)
+    mark_tasks(panels[0], groups[0].runs[0].task_ends)
+    if watched:
+        panels[1].set(xlabel="step", ylabel="entropy of each layer (nats)")
+        plain(panels[1], f"{watched.config['method']}, seed {watched.config['seed']}", above=14)
+        _draw_layers(panels[1], watched, "log/H")
+        mark_tasks(panels[1], watched.task_ends)
+        _name_layers(figure, panels[1], watched, "log/H")
+    label_ends(figure, panels[0], ends)
+    save(figure, path)
+    return True
+
+
+def _write_numbers(axes: Axes, block: Array) -> None:
+    for (row, column), value in np.ndenumerate(block):
+        if not np.isnan(value):
+            colour = "white" if value < 55 else INK
+            axes.text(column + 1, row + 1, f"{value:.0f}", ha="center", va="center", fontsize=7.5, color=colour)
+
+
+def _draw_layers(axes: Axes, run: Run, name: str) -> None:
+    """One line per layer, broken where a task begins. A long curve is drawn twice: faint as recorded, and
+    strong as a running mean."""
+    steps, values, tasks = run.series(name)
+    window = _window(steps, tasks)
+    means = smoothed(values, tasks, window)
+    for layer, colour in enumerate(layer_colours(values.shape[1])):
+        for part in (tasks == task for task in np.unique(tasks)):
+            if window > 1:
+                axes.plot(steps[part], values[part, layer], color=colour, linewidth=0.5, alpha=0.3)
+            axes.plot(steps[part], means[part, layer], color=colour, linewidth=1.4)
+    axes.margins(x=0.01)
+
+
+def _window(steps: npt.NDArray[np.int64], tasks: npt.NDArray[np.int64]) -> int:
+    """Points in a running mean: a fraction of the curve, and small enough to leave the course of each task visible."""
+    if len(steps) <= FEW_STEPS:
+        return 1
+    return max(1, min(len(steps) // 40, len(steps) // len(np.unique(tasks)) // 8))
+
+
+def _name_layers(figure: Figure, axes: Axes, run: Run, name: str) -> None:
+    steps, values, tasks = run.series(name)
+    last = smoothed(values, tasks, _window(steps, tasks))[-1]
+    colours = layer_colours(values.shape[1])
+    names = [f"layer {layer}" for layer in range(1, len(colours) + 1)]
+    label_ends(figure, axes, [End(*end) for end in zip(last, names, colours, strict=True)])
+
+
+def _legend_of_layers(figure: Figure, count: int) -> None:
+    from matplotlib.lines import Line2D
+
+    if count > 1:
+        lines = [Line2D([], [], color=colour, linewidth=1.4) for colour in layer_colours(count)]
+        names = [f"layer {layer}" for layer in range(1, count + 1)]
+        columns = min(count, 6)
+        figure.legend(lines, names, loc="outside upper right", ncols=columns, fontsize=7.5, frameon=False)
+
+
+def _seeds(groups: list[Group]) -> str:
+    counts = sorted({len(group.runs) for group in groups})
+    return "1 seed" if counts == [1] else f"{'–'.join(map(str, counts))} seeds, mean ± std"
+
+
+def _draw_group(axes: Axes, group: Group, colour: str, dashes: str) -> End:
+    """The mean over seeds, at the steps that every seed evaluated, in a band of one standard deviation."""
+    curves = []
+    for run in group.runs:
+        steps, rows = run.seen(group.rule)
+        curves.append({step: float(row.mean()) for step, row in zip(steps, rows, strict=True)})
+    shared = sorted(set.intersection(*(set(curve) for curve in curves)))
+    values = np.array([[curve[step] for step in shared] for curve in curves])
+    mean = values.mean(axis=0)
+    axes.plot(shared, mean, dashes, color=colour, linewidth=1.5)
+    if len(curves) > 1:
+        std = values.std(axis=0, ddof=1)
+        axes.fill_between(shared, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
+    return End(float(mean[-1]), f"{group.label}  {mean[-1]:.1f}", colour)

@@ -1,0 +1,88 @@
+"""Runs that differ in nothing but the seed belong together; what a table or a curve shows is such a group."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gracecl.metrics import Paired, Summary, paired, summarise
+from gracecl.report.runs import Run, measure
+
+VARIES_WITH_THE_SEED = ("seed", "stream_hash", "commit")
+SETTING = ("stream", "net", "memory")
+"""what a fair comparison holds fixed; named in the label of every group when it is not"""
+
+
+@dataclass(frozen=True)
+class Group:
+    """One method in one setting, over seeds."""
+
+    label: str
+    runs: list[Run]
+    """one per seed, in the order of seeds"""
+    unfinished: int
+    """how many runs were left out because they have not come to their end"""
+    rule: str
+    """the inference rule whose numbers are reported"""
+
+    def under(self, rule: str) -> Group:
+        """The same runs, seen through another inference rule."""
+        return replace(self, rule=rule)
+
+    def summarise(self, metric: str) -> Summary:
+        return summarise([value_of(run, metric, self.rule) for run in self.runs])
+
+    def minus(self, other: Group, metric: str) -> Paired:
+        """The difference on the seeds that both have, where both saw the same stream."""
+        theirs = {_pair_key(run): value_of(run, metric, other.rule) for run in other.runs}
+        shared = [run for run in self.runs if _pair_key(run) in theirs]
+        return paired(
+            [value_of(run, metric, self.rule) for run in shared],
+            [theirs[_pair_key(run)] for run in shared],
+        )
+
+
+def value_of(run: Run, metric: str, rule: str) -> float:
+    """A metric by name, NaN when the run has none; `seconds` is the time spent training."""
+    if metric == "seconds":
+        return float(run.timing.get("train_seconds", float("nan")))
+    return measure(run, rule).get(metric, float("nan"))
+
+
+def group_runs(runs: Sequence[Run], *, unfinished_too: bool = False) -> list[Group]:
+    """The groups in the order in which their first runs come; of the finished runs unless all are wanted."""
+    members: dict[str, list[Run]] = {}
+    for run in runs:
+        fixed = {key: value for key, value in run.config.items() if key not in VARIES_WITH_THE_SEED}
+        members.setdefault(json.dumps(fixed, sort_keys=True), []).append(run)
+    groups = list(members.values())
+    labels = _labels([group[0].config for group in groups])
+    return [_group(label, group, unfinished_too) for label, group in zip(labels, groups, strict=True)]
+
+
+def _group(label: str, runs: list[Run], unfinished_too: bool) -> Group:
+    by_seed = {run.config["seed"]: run for run in runs if run.finished or unfinished_too}
+    unfinished = {run.config["seed"] for run in runs} - set(by_seed)
+    return Group(label, [by_seed[seed] for seed in sorted(by_seed)], len(unfinished), runs[0].rule)
+
+
+def _labels(configs: list[dict[str, Any]]) -> list[str]:
+    """The method, and what else tells two groups apart: the setting when it varies at all, and any other option that
+    varies between groups of the same method (between methods it varies by nature)."""
+    labels = []
+    for config in configs:
+        same_method = [other for other in configs if other["method"] == config["method"]]
+        keys = [key for key in SETTING if _varies(key, configs)]
+        keys += [key for key in config if key not in {*SETTING, *VARIES_WITH_THE_SEED} and _varies(key, same_method)]
+        labels.append(", ".join([str(config["method"]), *(f"{key}={config.get(key)}" for key in keys)]))
+    return labels
+
+
+def _varies(key: str, configs: list[dict[str, Any]]) -> bool:
+    return any(config.get(key) != configs[0].get(key) for config in configs)
+
+
+def _pair_key(run: Run) -> tuple[Any, ...]:
+    return run.config["seed"], run.config["stream"], run.config.get("stream_hash")

@@ -1,0 +1,222 @@
+"""A run folder, read back.
+
+The recorder appends to `metrics.jsonl` and may be killed at any byte, so a last line that is cut short is dropped;
+anything else that cannot be read is an error, because a report over half the evidence would look like a result.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gracecl.errors import UserError
+from gracecl.metrics import ANYTIME_METRICS, MATRIX_METRICS, Array
+
+Record = dict[str, Any]
+
+REQUIRED_SETTINGS = ("method", "stream", "seed", "rule")
+REQUIRED_FIELDS = {
+    "step": ("step", "task", "rows"),
+    "eval": ("step", "task", "task_end", "accuracy"),
+    "task": ("step", "task", "values"),
+}
+"""what each kind of record must have; kinds that are not listed belong to someone else and are passed over"""
+
+
+@dataclass
+class Run:
+    """What one run left behind: its settings, and its records in the order of steps."""
+
+    path: Path
+    config: Record
+    steps: list[Record]
+    evals: list[Record]
+    tasks: list[Record]
+    timing: Record
+
+    @property
+    def rule(self) -> str:
+        """The headline inference rule: the one the run's method predicts with."""
+        return str(self.config["rule"])
+
+    @property
+    def title(self) -> str:
+        return f"{self.config['method']} on {self.config['stream']}, seed {self.config['seed']}"
+
+    def rules(self) -> list[str]:
+        """Every rule that was evaluated, taps included, in the order recorded."""
+        return list(dict.fromkeys(rule for record in self.evals for rule in record["accuracy"]))
+
+    def matrix(self, rule: str) -> Array:
+        """a[t, j]: accuracy on task j after task t, NaN where absent, for the tasks that have ended so far."""
+        self._check(rule)
+        ends = [record for record in self.evals if record["task_end"] and rule in record["accuracy"]]
+        size = max((record["task"] + 1 for record in ends), default=0)
+        a = np.full((size, size), np.nan)
+        for record in ends:
+            row = _numbers(record["accuracy"][rule])[:size]
+            a[record["task"], : len(row)] = row
+        return a
+
+    def seen(self, rule: str) -> tuple[list[int], list[Array]]:
+        """Steps, and at each of them the accuracies on the tasks seen by then (any-time and task-end evaluations)."""
+        self._check(rule)
+        chosen = [record for record in self.evals if rule in record["accuracy"]]
+        rows = [_numbers(record["accuracy"][rule])[: record["task"] + 1] for record in chosen]
+        return [record["step"] for record in chosen], rows
+
+    def series(self, row: str) -> tuple[npt.NDArray[np.int64], Array, npt.NDArray[np.int64]]:
+        """Steps [S], values [S, layers] and tasks [S] of one recorded row; all empty when the run has no such row."""
+        chosen = [record for record in self.steps if row in record["rows"]]
+        steps = np.array([record["step"] for record in chosen], dtype=np.int64)
+        tasks = np.array([record["task"] for record in chosen], dtype=np.int64)
+        width = max((len(record["rows"][row]) for record in chosen), default=0)
+        values = np.full((len(chosen), width), np.nan)
+        for index, record in enumerate(chosen):
+            numbers = _numbers(record["rows"][row])
+            values[index, : len(numbers)] = numbers
+        return steps, values, tasks
+
+    def row_names(self, *, observed: bool) -> list[str]:
+        """Names of the recorded rows: observations (`log/…`), or else the terms of the loss."""
+        names = dict.fromkeys(name for record in self.steps for name in record["rows"])
+        return [name for name in names if name.startswith("log/") == observed]
+
+    @property
+    def task_ends(self) -> list[int]:
+        """The step at which each task ended."""
+        return [record["step"] for record in self.evals if record["task_end"]]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end. A run that knows its number of tasks (in its settings or in the stream's
+        expression) has evaluated after each of them; one that does not has written its timing."""
+        written_out = re.search(r"\btasks=(\d+)", str(self.config["stream"]))
+        planned = self.config.get("tasks") or (written_out and int(written_out[1]))
+        if planned:
+            return any(record["task_end"] and record["task"] == planned - 1 for record in self.evals)
+        return bool(self.timing)
+
+    def _check(self, rule: str) -> None:
+        if self.evals and rule not in self.rules():
+            raise UserError(f"{self.path} was not evaluated with the rule '{rule}'; it has {', '.join(self.rules())}")
+
+
+def is_tap(rule: str) -> bool:
+    """`ncm_3` is the rule of a single tap; `ncm_mean` and `linear_last` are what a user would predict with."""
+    return rule.rpartition("_")[2].isdigit()
+
+
+def measure(run: Run, rule: str) -> dict[str, float]:
+    """Every metric of one run under one rule; `ece` and `nll` where the last task's evaluation has them."""
+    matrix, (_, rows) = run.matrix(rule), run.seen(rule)
+    values = {name: metric(matrix) for name, metric in MATRIX_METRICS.items()}
+    values |= {name: metric(rows) for name, metric in ANYTIME_METRICS.items()}
+    last = next((record for record in reversed(run.evals) if record["task_end"]), {})
+    for name in ("ece", "nll"):
+        value = last.get(name, {}).get(rule)
+        if value is not None:
+            values[name] = float(value)
+    return values
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """The run in one small dictionary: what `summary.json` holds."""
+    rules = run.rules()
+    last_step = max((record["step"] for record in [*run.steps, *run.evals]), default=0)
+    return {
+        "method": run.config["method"],
+        "stream": run.config["stream"],
+        "seed": run.config["seed"],
+        "rule": run.rule,
+        "finished": run.finished,
+        "steps": run.timing.get("steps", last_step),
+        "metrics": {rule: measure(run, rule) for rule in rules if not is_tap(rule)},
+        "per_tap": {rule: measure(run, rule) for rule in rules if is_tap(rule)},
+        "timing": run.timing,
+    }
+
+
+def read_run(path: str | Path) -> Run:
+    """Read one run folder."""
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} is not a run: it has no config.json")
+    config = _read_object(folder / "config.json")
+    missing = [name for name in REQUIRED_SETTINGS if name not in config]
+    if missing:
+        raise UserError(f"{folder / 'config.json'} is not a run's: it lacks {', '.join(missing)}")
+    records = _read_records(folder / "metrics.jsonl")
+    timing = folder / "timing.json"
+    return Run(
+        path=folder,
+        config=config,
+        steps=_by_step(record for record in records if record["kind"] == "step"),
+        evals=_by_step(record for record in records if record["kind"] == "eval"),
+        tasks=_by_step(record for record in records if record["kind"] == "task"),
+        timing=_read_object(timing) if timing.is_file() else {},
+    )
+
+
+def find_runs(root: str | Path) -> list[Run]:
+    """Every run in `root` and below, by folder and seed."""
+    folder = Path(root)
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}")
+    runs = [read_run(file.parent) for file in folder.rglob("metrics.jsonl") if (file.parent / "config.json").is_file()]
+    return sorted(runs, key=lambda run: (run.path.parent, run.config["seed"]))
+
+
+def _by_step(records: Iterable[Record]) -> list[Record]:
+    """One record per step. A later line replaces an earlier one (a resumed run writes its steps again), except that an
+    any-time evaluation does not replace the evaluation at the end of a task."""
+    kept: dict[int, Record] = {}
+    for record in records:
+        earlier = kept.get(record["step"], {})
+        if record.get("task_end", True) or not earlier.get("task_end", False):
+            kept[record["step"]] = record
+    return [kept[step] for step in sorted(kept)]
+
+
+def _read_records(path: Path) -> list[Record]:
+    if not path.is_file():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    records = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError:
+            if number == len(lines):  # no newline after it: the writer was killed here
+                break
+            raise UserError(f"line {number} of {path} is damaged; resume the run or delete its folder") from None
+        kind = record.get("kind") if isinstance(record, dict) else None
+        if kind in REQUIRED_FIELDS:
+            if any(name not in record for name in REQUIRED_FIELDS[kind]):
+                raise UserError(f"line {number} of {path} is no {kind} record: it needs {REQUIRED_FIELDS[kind]}")
+            records.append(record)
+    return records
+
+
+def _read_object(path: Path) -> Record:
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError:
+        raise UserError(f"{path} is damaged: it is not JSON") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is damaged: it holds no settings")
+    return value
+
+
+def _numbers(values: list[float | None]) -> Array:
+    """A JSON list as numbers, null as NaN."""
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)

@@ -1,0 +1,158 @@
+"""Tables: for the terminal (rich) and for a page (Markdown)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from gracecl.errors import UserError
+from gracecl.metrics import HIGHER_IS_BETTER, Paired, Summary
+from gracecl.report.groups import Group, group_runs
+from gracecl.report.runs import Run, is_tap, measure
+
+COMPARED = ("acc", "aia", "forgetting", "forgetting_mose")
+"""metrics of a comparison unless others are asked for"""
+
+RULE_METRICS = ("acc", "aia", "forgetting_mose", "ece", "nll")
+
+DECIMALS = {"ece": 3, "nll": 3, "seconds": 1}
+"""accuracies are percent with two decimals; these are not accuracies"""
+
+BRIEF = dict.fromkeys(HIGHER_IS_BETTER, 1) | {"ece": 3, "nll": 2, "seconds": 0}
+"""decimals of mean ± std in the terminal, where a comparison has to fit into 80 columns"""
+
+NOTHING = "–"
+
+
+def comparison_table(runs: Sequence[Run], metrics: Sequence[str] = COMPARED) -> Table:
+    """One row per method: mean ± sample standard deviation over seeds, under the method's own inference rule."""
+    groups = group_runs(runs)
+    table = _table("method", "n", *(_heading(metric) for metric in metrics), "seconds")
+    for group in groups:
+        cells = [_spread(group.summarise(metric), BRIEF[metric]) for metric in (*metrics, "seconds")]
+        table.add_row(f"{escape(group.label)}\n[dim]{escape(group.rule)}[/dim]", str(len(group.runs)), *cells)
+    table.caption = " ".join(["percent; mean ± sample std over n seeds", *_left_out(groups)])
+    return table
+
+
+def rules_table(runs: Run | Sequence[Run]) -> Table:
+    """What each inference rule, and each tap alone, would have scored: one run, or the seeds of one method."""
+    groups = group_runs([runs] if isinstance(runs, Run) else runs, unfinished_too=True)
+    if len(groups) != 1:
+        raise UserError("a table of inference rules is about the runs of one method; choose its folder")
+    group = groups[0]
+    names = list(dict.fromkeys(name for run in group.runs for name in run.rules()))
+    table = _table("rule", *(_heading(metric) for metric in RULE_METRICS))
+    for taps in (False, True):
+        for name in (name for name in names if is_tap(name) == taps):
+            cells = [_spread(group.under(name).summarise(metric), BRIEF[metric]) for metric in RULE_METRICS]
+            table.add_row(f"{name} *" if name == group.rule else name, *cells)
+        table.add_section()
+    table.caption = "* the rule this method predicts with; a number is a tap, counted from the input"
+    return table
+
+
+def run_table(run: Run) -> Table:
+    """Every metric of one run, a column for each rule that combines or chooses taps."""
+    rules = [rule for rule in run.rules() if not is_tap(rule)]
+    values = {rule: measure(run, rule) for rule in rules}
+    table = _table("metric", *(f"{rule} *" if rule == run.rule else rule for rule in rules))
+    for metric in HIGHER_IS_BETTER:
+        cells = [_number(values[rule].get(metric, math.nan), DECIMALS.get(metric, 2)) for rule in rules]
+        if any(cell != NOTHING for cell in cells):
+            table.add_row(_heading(metric), *cells)
+    table.title = escape(run.title)
+    table.caption = "* the rule this method predicts with" + ("" if run.finished else "; the run is not finished")
+    return table
+
+
+def comparison_markdown(runs: Sequence[Run], metrics: Sequence[str] = COMPARED) -> str:
+    """The comparison for a page: the same table with 95 % intervals, and paired differences to the first method."""
+    groups = group_runs(runs)
+    rows = [
+        [
+            f"`{group.label}`",
+            f"`{group.rule}`",
+            str(len(group.runs)),
+            *(_spread(group.summarise(metric), DECIMALS.get(metric, 2), interval=True) for metric in metrics),
+            _spread(group.summarise("seconds"), DECIMALS["seconds"]),
+        ]
+        for group in groups
+    ]
+    header = ["method", "rule", "seeds", *(_heading(metric) for metric in metrics), "seconds"]
+    note = (
+        "Accuracies in percent: mean ± sample standard deviation over seeds, in brackets the half-width of the "
+        "95 % Student-t interval of the mean. Seconds are training time without evaluation."
+    )
+    parts = [_markdown(header, rows), " ".join([note, *_left_out(groups)])]
+    return "\n\n".join(parts + _differences(groups, metrics)) + "\n"
+
+
+def _differences(groups: list[Group], metrics: Sequence[str]) -> list[str]:
+    """Heading, table and note of the paired differences; nothing when no seed is shared."""
+    if not groups:
+        return []
+    first, rows = groups[0], []
+    for group in groups[1:]:
+        differences = [group.minus(first, metric) for metric in metrics]
+        n = max((difference.n for difference in differences), default=0)
+        if n:
+            decimals = [DECIMALS.get(metric, 2) for metric in metrics]
+            rows.append([f"`{group.label}`", str(n), *map(_difference, differences, decimals)])
+    if not rows:
+        return []
+    return [
+        f"### Difference to `{first.label}` on the same seeds",
+        _markdown(["method", "seeds", *(_heading(metric) for metric in metrics)], rows),
+        "Mean difference, its 95 % interval, and p of the paired t-test (two-sided, not corrected for the number of "
+        "comparisons).",
+    ]
+
+
+def _left_out(groups: list[Group]) -> list[str]:
+    count = sum(group.unfinished for group in groups)
+    return [f"({count} unfinished run{'s' if count > 1 else ''} left out)"] if count else []
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left", title_justify="left")
+    table.add_column(first, overflow="fold", min_width=12)
+    for name in others:
+        table.add_column(name.replace("forgetting_", "forgetting\n_"), justify="right", no_wrap=True)
+    return table
+
+
+def _heading(metric: str) -> str:
+    return f"{metric} {'↑' if HIGHER_IS_BETTER[metric] else '↓'}"
+
+
+def _number(value: float, decimals: int, sign: str = "") -> str:
+    return NOTHING if math.isnan(value) else f"{value:{sign}.{decimals}f}"
+
+
+def _spread(values: Summary, decimals: int, *, interval: bool = False) -> str:
+    """`61.20 ± 0.42`, with `(± 1.05)` for the interval; the mean alone for one seed."""
+    text = _number(values.mean, decimals)
+    if not math.isnan(values.std):
+        text += f" ± {_number(values.std, decimals)}"
+        text += f" (± {_number(values.half_width, decimals)})" if interval else ""
+    return text
+
+
+def _difference(values: Paired, decimals: int) -> str:
+    text = _number(values.mean, decimals, "+")
+    if not math.isnan(values.p):
+        text += f" [{_number(values.low, decimals, '+')}, {_number(values.high, decimals, '+')}]"
+        text += ", p < 0.001" if values.p < 0.001 else f", p = {values.p:.3f}"
+    return text
+
+
+def _markdown(header: list[str], rows: list[list[str]]) -> str:
+    rule = ["---" if name in ("method", "rule") else "---:" for name in header]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in [header, rule, *rows]
+    )

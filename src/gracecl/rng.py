@@ -1,0 +1,80 @@
+"""Randomness as a function: `f(seed, purpose, step, …)`, never a state that has to be carried along.
+
+Two forms. `generator(...)` gives a NumPy generator for one purpose at one step (which slots to draw, which to overwrite).
+`uniform(key, ids, n)` gives every id its own n numbers, whatever the other ids are: an image's augmentation does not depend on
+which images share its batch. Nothing here reads or moves a global random state, except `torch_seed`, which puts it back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+@lru_cache(maxsize=4096)
+def _word(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _mix(value: int) -> int:
+    """The finaliser of SplitMix64 (Steele et al., 2014): every input bit reaches every output bit."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def key(*parts: int | str) -> int:
+    """64 bits that depend on every part and on their order."""
+    state = 0
+    for part in parts:
+        word = _word(part) if isinstance(part, str) else int(part) & _MASK
+        state = _mix((state + _GOLDEN + word) & _MASK)
+    return state
+
+
+def generator(*parts: int | str) -> np.random.Generator:
+    """A generator for one purpose: the same parts give the same numbers on every machine."""
+    return np.random.Generator(np.random.Philox(key=key(*parts)))
+
+
+def uniform(stem: int, ids: npt.NDArray[np.int64], n: int) -> npt.NDArray[np.float64]:
+    """`[len(ids), n]` numbers in [0, 1): row i depends on `stem` and `ids[i]` alone."""
+    with np.errstate(over="ignore"):
+        rows = _mix_array(ids.astype(np.uint64) * np.uint64(_GOLDEN) + np.uint64(stem))
+        columns = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+        bits = _mix_array(rows[:, None] + columns[None, :])
+    return (bits >> np.uint64(11)) * 2.0**-53
+
+
+def _mix_array(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+@contextmanager
+def torch_seed(*parts: int | str, device: torch.device | None = None) -> Iterator[None]:
+    """Seeds torch for the block (initial weights, dropout) and then restores the state the caller had.
+
+    The generators are seeded directly: `torch.manual_seed` also visits every other backend, at a cost that a small step notices.
+    """
+    generators = [torch.default_generator]
+    if device is not None and device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    before = [generator.get_state() for generator in generators]
+    for generator in generators:
+        generator.manual_seed(key(*parts) & (_MASK >> 1))
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)

@@ -1,0 +1,143 @@
+"""Configurations are expressions: `grace(er(n_recall=64) + ewc(strength=3))`, the same text everywhere.
+
+The grammar is a small part of Python's: names, calls with literal arguments, `+`, read from the syntax tree and never evaluated.
+`show` writes an object's expression back, naming only what differs from the defaults, so `parse(show(m))` gives m again.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gracecl.errors import UserError
+from gracecl.registry import Registry, methods, nearest, normal
+
+
+@dataclass(frozen=True)
+class Call:
+    """A name with its arguments, not yet looked up."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def parse_call(text: str) -> Call:
+    """`resnet18(width=64)` or `split-cifar100` as a name and literal arguments."""
+    node = _parse(text)
+    call = _read(node, text)
+    if not isinstance(call, Call):
+        raise UserError(f"'{text}' is not a name such as er, or a call such as er(n_recall=64)")
+    return call
+
+
+def parse_method(text: str) -> Any:
+    """The method an expression names, built."""
+    return _build_method(_read(_parse(text), text))
+
+
+def construct(registry: Registry, call: Call, *before: Any) -> Any:
+    """Calls what the registry holds under the name, with mistakes in the arguments told in a sentence."""
+    target = registry.get(call.name)
+    return checked_call(target, call.name, (*before, *call.args), call.kwargs)
+
+
+def checked_call(target: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    known = [p.name for p in inspect.signature(target).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    for given in kwargs:
+        if given not in known:
+            raise UserError(f"{name} has no option '{given}'{nearest(given, known)} (options: {', '.join(known) or 'none'})")
+    if len(args) > len(known):
+        raise UserError(f"{name} takes at most {len(known)} arguments, {len(args)} were given")
+    return target(*args, **kwargs)
+
+
+def check_fields(thing: Any, name: str) -> None:
+    """Every field of a dataclass has a value of its annotated type; choices are listed in the error."""
+    hints = typing.get_type_hints(type(thing))
+    for field in dataclasses.fields(thing):
+        value, hint = getattr(thing, field.name), hints[field.name]
+        if not _fits(value, hint):
+            raise UserError(f"{name}: {field.name} must be {_describe(hint)}, not {value!r}")
+
+
+def show(thing: Any, name: str) -> str:
+    """The expression of a dataclass: fields that differ from their defaults; parts that are methods come first, unnamed."""
+    parts = []
+    for field in dataclasses.fields(thing):
+        value = getattr(thing, field.name)
+        if dataclasses.is_dataclass(value):
+            parts.append(repr(value))
+        elif value != field.default:
+            parts.append(f"{field.name}={value!r}")
+    return f"{name}({', '.join(parts)})"
+
+
+def _parse(text: str) -> ast.expr:
+    # A hyphen between letters belongs to a name (er-ace, split-cifar100); quoted text is left alone.
+    plain = re.sub(r"""("[^"]*"|'[^']*')|(?<=[A-Za-z0-9])-(?=[A-Za-z])""", lambda m: m.group(1) or "_", text)
+    try:
+        return ast.parse(plain.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise UserError(f"cannot read the expression '{text}': {error.msg}; write for example grace(er(n_recall=64))") from None
+
+
+def _read(node: ast.expr, text: str) -> Any:
+    match node:
+        case ast.Name(id=name):
+            return Call(name, (), {})
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
+            named = {}
+            for keyword in keywords:
+                if keyword.arg is None:
+                    raise UserError(f"'**' cannot stand in the expression '{text}'")
+                named[keyword.arg] = _read(keyword.value, text)
+            return Call(name, tuple(_read(arg, text) for arg in args), named)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return (_read(left, text), "+", _read(right, text))
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        raise UserError(f"cannot read '{ast.unparse(node)}' in the expression '{text}'; values are numbers, words in quotes, lists") from None
+
+
+def _build_method(read: Any) -> Any:
+    match read:
+        case Call(name, args, kwargs):
+            built = Call(name, tuple(map(_build_method, args)), {key: _build_method(value) for key, value in kwargs.items()})
+            return construct(methods, built)
+        case (left, "+", right):
+            return _build_method(left) + _build_method(right)
+    return read
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        return value in typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, option) for option in typing.get_args(hint))
+    if origin is not None:
+        return isinstance(value, origin)
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _describe(hint: Any) -> str:
+    if typing.get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(str, typing.get_args(hint)))
+    names = {int: "a whole number", float: "a number", bool: "True or False", str: "a word in quotes"}
+    return names.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+__all__ = ["Call", "check_fields", "checked_call", "construct", "normal", "parse_call", "parse_method", "show"]

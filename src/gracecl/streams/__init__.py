@@ -1,0 +1,129 @@
+"""Streams: a data set and an order. Batch t is a slice of the order, so a stream has no state and any step can be asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gracecl import data as datasets
+from gracecl import spec
+from gracecl.core import NO_TASK, Ints
+from gracecl.data import Data
+from gracecl.errors import UserError
+from gracecl.registry import nearest, normal, streams
+
+__all__ = ["Stream", "StreamBatch", "build"]
+
+ALIASES = {"seq": "split"}
+"""what other libraries call a family"""
+
+
+@dataclass(frozen=True)
+class StreamBatch:
+    """A slice of the stream: raw images, labels, each image's position in the stream, the task mark."""
+
+    x: Tensor
+    labels: Ints
+    sources: Ints
+    task: int
+    fresh: bool
+
+
+@dataclass(frozen=True)
+class Stream:
+    """An order over the training images, cut into batches, with marks where tasks end and where to evaluate."""
+
+    data: Data
+    seed: int
+    order: Ints
+    """training image at each position"""
+    ends: Ints
+    """position after the last image of each batch"""
+    task_of_step: Ints
+    """NO_TASK everywhere on a stream without marks"""
+    marks: Ints
+    """steps after which to evaluate; the last step of each task where there are tasks"""
+    test_task: Ints
+    """the task that each test image belongs to"""
+    fresh: npt.NDArray[np.bool_]
+    """False for the batches of later epochs, whose images came before"""
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @property
+    def has_tasks(self) -> bool:
+        return bool(self.task_of_step[0] != NO_TASK)
+
+    @property
+    def tasks(self) -> int:
+        return int(self.test_task.max()) + 1
+
+    def batch(self, step: int) -> StreamBatch:
+        positions = np.arange(self.ends[step - 1] if step else 0, self.ends[step])
+        index = self.order[positions]
+        images = self.data.train_x
+        x = images.index_select(0, torch.from_numpy(index).to(images.device))
+        return StreamBatch(x, self.data.train_y[index], positions, int(self.task_of_step[step]), bool(self.fresh[step]))
+
+    def ends_task(self, step: int) -> bool:
+        """Whether this is the last step of its task."""
+        return self.has_tasks and (step + 1 == len(self) or self.task_of_step[step + 1] != self.task_of_step[step])
+
+    def cut(self, steps: int) -> Stream:
+        """The first steps alone, as if the stream ended there."""
+        if steps >= len(self):
+            return self
+        marks = np.unique(np.append(self.marks[self.marks < steps], steps - 1))
+        return dataclasses.replace(
+            self,
+            order=self.order[: self.ends[steps - 1]],
+            ends=self.ends[:steps],
+            task_of_step=self.task_of_step[:steps],
+            marks=marks,
+            fresh=self.fresh[:steps],
+        )
+
+    def to(self, device: torch.device) -> Stream:
+        """The same stream with its images on a device, so that a step moves indices and not pixels."""
+        data = dataclasses.replace(self.data, train_x=self.data.train_x.to(device), test_x=self.data.test_x.to(device))
+        return dataclasses.replace(self, data=data)
+
+    @cached_property
+    def hash(self) -> str:
+        """Identifies what is learned in which order: the data's content, the order, the batches and the marks."""
+        digest = hashlib.sha256(self.data.fingerprint.encode())
+        for part in (self.order, self.ends, self.task_of_step, self.marks, self.test_task):
+            digest.update(np.ascontiguousarray(part, dtype="<i8").tobytes())
+        return digest.hexdigest()
+
+
+def cut_into_batches(length: int, size: int, start: int = 0) -> Ints:
+    """Ends of batches of `size` over `length` positions; the last one may be smaller."""
+    return start + np.minimum(np.arange(size, length + size, size), length)
+
+
+def build(expression: str, seed: int, root: str | Path | None = None) -> Stream:
+    """The stream an expression such as `split-cifar100(tasks=5, classes='0-19')` names.
+
+    The first word is the family (`split`), the rest the data set; `classes` and `size` go to the data, all else to the family.
+    """
+    call = spec.parse_call(expression)
+    family, _, dataset = normal(call.name).partition("_")
+    family = ALIASES.get(family, family)
+    if family not in streams.names() or not dataset:
+        known = [f"{name}-cifar100" for name in streams.names()]
+        raise UserError(f"unknown stream '{call.name}'{nearest(call.name, known)} ('gracecl list streams' prints all of them)")
+    options = dict(call.kwargs)
+    picked = {name: options.pop(name) for name in ("classes", "size") if name in options}
+    data = datasets.load(dataset, root, **picked)
+    stream: Stream = spec.construct(streams, spec.Call(family, call.args, options), data, seed)
+    return stream

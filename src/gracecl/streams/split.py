@@ -1,0 +1,66 @@
+"""Task after task, each with classes of its own: the usual class-incremental stream."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gracecl import rng
+from gracecl.data import Data
+from gracecl.errors import UserError
+from gracecl.registry import streams
+from gracecl.streams import Stream, cut_into_batches
+
+
+@streams.register("split")
+def split(
+    data: Data,
+    seed: int,
+    tasks: int | None = None,
+    order: str | int = "natural",
+    batch: int = 10,
+    epochs: int = 1,
+) -> Stream:
+    """Classes split into tasks in natural or seeded order; each task's images shuffled per run, in small batches, once."""
+    tasks = data.tasks if tasks is None else tasks
+    if not 1 <= tasks <= data.classes:
+        raise UserError(f"split: {data.classes} classes cannot make {tasks} tasks; choose between 1 and {data.classes}")
+    if batch < 1 or epochs < 1:
+        raise UserError(f"split: batch and epochs must be at least 1, not {batch} and {epochs}")
+    task_of_class = np.empty(data.classes, np.int64)
+    for task, members in enumerate(np.array_split(class_order(data.classes, order), tasks)):
+        task_of_class[members] = task
+    task_of_image = task_of_class[data.train_y]
+
+    positions, ends, task_of_step, fresh = [], [], [], []
+    used = 0
+    for task in range(tasks):
+        images = np.flatnonzero(task_of_image == task)
+        if len(images) == 0:
+            raise UserError(f"split: task {task} has no training images in {data.name}; choose other classes or fewer tasks")
+        for epoch in range(epochs):
+            positions.append(images[rng.generator(seed, "stream order", task, epoch).permutation(len(images))])
+            batches = cut_into_batches(len(images), batch, used)
+            used += len(images)
+            ends.append(batches)
+            task_of_step.append(np.full(len(batches), task))
+            fresh.append(np.full(len(batches), epoch == 0))
+    steps = np.concatenate(task_of_step)
+    return Stream(
+        data=data,
+        seed=seed,
+        order=np.concatenate(positions),
+        ends=np.concatenate(ends),
+        task_of_step=steps,
+        marks=np.flatnonzero(np.diff(steps, append=tasks)),
+        test_task=task_of_class[data.test_y],
+        fresh=np.concatenate(fresh),
+    )
+
+
+def class_order(classes: int, order: str | int) -> np.typing.NDArray[np.int64]:
+    """0, 1, 2, … or a permutation drawn from a seed (1993 is the usual one in offline class-incremental work)."""
+    if order == "natural":
+        return np.arange(classes)
+    if isinstance(order, int):
+        return rng.generator(order, "class order").permutation(classes)
+    raise UserError(f"split: order is 'natural' or the seed of a random class order, not {order!r}")

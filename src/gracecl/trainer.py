@@ -1,0 +1,97 @@
+"""The loop over a stream: learn a batch, record it, and where a mark says so end the task and evaluate."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from gracecl.core import Ints
+from gracecl.engine import Engine
+from gracecl.errors import UserError
+from gracecl.evaluate import Evaluation, evaluate
+from gracecl.record import Recorder
+from gracecl.streams import Stream
+
+
+@dataclass
+class Timing:
+    """Seconds spent, kept through resumes."""
+
+    train_seconds: float = 0.0
+    eval_seconds: float = 0.0
+    images: int = 0
+
+
+@dataclass
+class Trainer:
+    """An engine, a stream and a recorder; `step()` until `done`."""
+
+    engine: Engine
+    stream: Stream
+    recorder: Recorder
+    eval_every: int = 0
+    """evaluate also every so many steps; 0 is only at the marks"""
+    timing: Timing = field(default_factory=Timing)
+    evaluation: Evaluation | None = None
+    """the last one"""
+
+    def __post_init__(self) -> None:
+        if self.engine.method.boundaries == "required" and not self.stream.has_tasks:
+            raise UserError(f"{self.engine.method!r} needs a stream with task marks, and this one has none")
+        self.engine.memories.oracle = lambda: self.test_images()[:2]
+
+    @property
+    def at(self) -> int:
+        """The next step."""
+        return self.engine.progress.step
+
+    @property
+    def done(self) -> bool:
+        return self.at >= len(self.stream)
+
+    def step(self) -> None:
+        step, started = self.at, time.perf_counter()
+        batch = self.stream.batch(step)
+        outcome = self.engine.learn(batch.x, batch.labels, batch.task, batch.sources, batch.fresh)
+        if outcome is not None:
+            self.recorder.step(step, batch.task, outcome)
+            self.timing.images += outcome.images
+        if self.stream.ends_task(step):
+            self.engine.end_task()
+            composition = {str(label): n for label, n in self.engine.memories.replay.composition().items()}
+            values = self.engine.method.task_values()
+            self.recorder.event("task", step, task=batch.task, values=values, memory=composition)
+        self.timing.train_seconds += time.perf_counter() - started
+        at_mark = step in self.stream.marks
+        if at_mark or (self.eval_every and (step + 1) % self.eval_every == 0):
+            self.evaluate(step, at_mark)
+
+    def evaluate(self, step: int, at_mark: bool) -> None:
+        """All tasks met so far, all rules, recorded."""
+        started = time.perf_counter()
+        self.evaluation = result = evaluate(self.engine, *self.test_images())
+        mark = int(np.searchsorted(self.stream.marks, step))
+        self.recorder.event(
+            "eval", step, task=mark, task_end=at_mark, accuracy=result.accuracy, ece=result.ece, nll=result.nll
+        )
+        self.timing.eval_seconds += time.perf_counter() - started
+
+    def test_images(self) -> tuple[Tensor, Ints, Ints]:
+        """Test images, labels and tasks of the tasks of which a class was met."""
+        data, tasks = self.stream.data, self.stream.test_task
+        met = np.unique(tasks[np.isin(data.test_y, self.engine.progress.seen)])
+        if len(met) == self.stream.tasks:
+            return data.test_x, data.test_y, tasks
+        index = np.flatnonzero(np.isin(tasks, met))
+        return data.test_x[index], data.test_y[index], tasks[index]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"engine": self.engine.state_dict(), "timing": vars(self.timing)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.engine.load_state_dict(state["engine"])
+        self.timing = Timing(**state["timing"])

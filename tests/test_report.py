@@ -1,0 +1,379 @@
+"""Run folders in, tables, pictures and pages out."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from gracecl.errors import UserError
+from gracecl.report import figures, find_runs, read_run, summary, tables, write_comparison, write_run_report
+from gracecl.report.files import replacing
+from gracecl.report.style import spread
+
+PNG = b"\x89PNG\r\n\x1a\n"
+STEPS_PER_TASK = 40
+
+
+def write_run(root: Path, method: str = "grace(mose())", seed: int = 0, tasks: int = 3, **settings: Any) -> Path:
+    """A run folder as the recorder leaves it, with made-up numbers: one value per layer, two evaluations per task."""
+    layered = method != "er()"
+    layers = 4 if layered else 1
+    rng = np.random.default_rng([seed, len(method)])
+    config = {
+        "method": method,
+        "stream": f"split-digits(tasks={tasks})",
+        "net": "resnet18(width=8)",
+        "memory": 100,
+        "seed": seed,
+        "commit": "0123abc",
+        "stream_hash": f"order-{seed}",
+        "classes": 2 * tasks,
+        "layers": layers,
+        "rule": "ncm_mean" if layered else "linear_last",
+        **settings,
+    }
+    folder = root / method / str(config["memory"]) / str(seed)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    records: list[dict[str, Any]] = []
+    for step in range(1, tasks * STEPS_PER_TASK + 1):
+        task, within = divmod(step - 1, STEPS_PER_TASK)
+        decay = math.exp(-3 * within / STEPS_PER_TASK)
+        depth = np.arange(layers)
+        entropy = (0.4 + 1.3 * decay) * np.exp(-0.3 * depth) + rng.normal(0, 0.05, layers)
+        rows = {"ce/all" if not layered else "ce/new": (2 * decay + 0.2 * rng.random(layers)).tolist()}
+        if layered:
+            z = (entropy - entropy.mean()) / entropy.std()
+            rows["ce/replay"] = (1.5 * decay + 0.2 * rng.random(layers)).tolist()
+            rows["sc"] = (3 + decay + 0.3 * rng.random(layers)).tolist()
+            rows["rsd"] = (0.5 * decay + 0.1 * rng.random(layers)).tolist()
+        if method.startswith("grace"):
+            gamma = 0.005 * np.exp(np.tanh(z))
+            rows["entropy"] = (gamma * entropy).tolist()
+            alpha = np.ones(layers) if task == 0 else 1 + 0.2 * np.roll(depth - 1.5, task)
+            rows |= {"log/H": entropy.tolist(), "log/gamma": gamma.tolist(), "log/alpha": alpha.tolist()}
+        records.append({"kind": "step", "step": step, "task": task, "rows": rows, "images": 296})
+        if step % (STEPS_PER_TASK // 2) == 0:
+            at_end = step % STEPS_PER_TASK == 0
+            records.append(evaluation(step, task, at_end, layers, rng, 4 * len(method)))
+            if at_end:
+                values = {"A": [90.0] * layers, "s": [0.0] * layers, "alpha": [1.0] * layers}
+                records.append({"kind": "task", "task": task, "step": step, "values": values, "memory": {"0": 50}})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    timing = {"train_seconds": 12.5 + seed, "eval_seconds": 2.0, "steps": tasks * STEPS_PER_TASK, "images": 35520}
+    (folder / "timing.json").write_text(json.dumps(timing))
+    return folder
+
+
+def evaluation(
+    step: int, task: int, at_end: bool, layers: int, rng: np.random.Generator, skill: float
+) -> dict[str, Any]:
+    """Old tasks fade, the new one is fresh; a half-learnt task is worse."""
+    names = ["linear_last"]
+    if layers > 1:
+        names += ["linear_mean", "ncm_last", "ncm_mean"]
+        names += [f"{rule}_{layer}" for rule in ("linear", "ncm") for layer in range(1, layers + 1)]
+    base = [(96 if at_end or j < task else 60) - (50 - 0.5 * skill) * (task - j) / (task + 1) for j in range(task + 1)]
+    accuracy = {name: np.clip(base + rng.normal(0, 2, task + 1) - index, 0, 100) for index, name in enumerate(names)}
+    return {
+        "kind": "eval",
+        "step": step,
+        "task": task,
+        "task_end": at_end,
+        "accuracy": {name: values.tolist() for name, values in accuracy.items()},
+        "ece": {"linear_last": 0.12},
+        "nll": {"linear_last": 0.8},
+    }
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three methods, three seeds each."""
+    folder = tmp_path_factory.mktemp("runs")
+    for method in ("er()", "mose()", "grace(mose())"):
+        for seed in range(3):
+            write_run(folder, method, seed)
+    return folder
+
+
+def shown(table: Table) -> str:
+    console = Console(file=StringIO(), width=200)
+    console.print(table)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+# --- reading
+
+
+def test_a_run_is_read(root: Path) -> None:
+    run = read_run(root / "mose()" / "100" / "1")
+    assert run.finished
+    assert len(run.steps) == 3 * STEPS_PER_TASK
+    assert run.task_ends == [40, 80, 120]
+    a = run.matrix("ncm_mean")
+    assert a.shape == (3, 3)
+    assert np.isnan(a[np.triu_indices(3, 1)]).all()
+    assert a[2].tolist() == run.evals[-1]["accuracy"]["ncm_mean"]
+    steps, rows = run.seen("ncm_mean")
+    assert steps == [20, 40, 60, 80, 100, 120]
+    assert [len(row) for row in rows] == [1, 1, 2, 2, 3, 3]
+
+
+def test_runs_are_found_in_the_order_of_seeds(tmp_path: Path) -> None:
+    for seed in (10, 2):
+        write_run(tmp_path, "er()", seed, tasks=1)
+    assert [run.config["seed"] for run in find_runs(tmp_path)] == [2, 10]
+
+
+@pytest.mark.parametrize("cut", [1, 30, 100])
+def test_a_last_line_cut_short_is_dropped(tmp_path: Path, cut: int) -> None:
+    folder = write_run(tmp_path)
+    file = folder / "metrics.jsonl"
+    file.write_bytes(file.read_bytes().rstrip(b"\n")[:-cut])
+    run = read_run(folder)
+    assert len(run.tasks) == 2
+    assert len(run.evals) == 6
+
+
+def test_a_killed_run_is_not_finished_and_counts_the_tasks_that_ended(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    file = folder / "metrics.jsonl"
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:100]))
+    run = read_run(folder)
+    assert not run.finished
+    assert run.matrix("ncm_mean").shape == (2, 2)
+    assert math.isfinite(summary(run)["metrics"]["ncm_mean"]["forgetting"])
+
+
+def test_steps_written_again_after_a_resume_count_once(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    file = folder / "metrics.jsonl"
+    once = read_run(folder)
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines + lines[50:]))
+    again = read_run(folder)
+    assert (again.steps, again.evals, again.tasks) == (once.steps, once.evals, once.tasks)
+
+
+def test_an_any_time_evaluation_does_not_hide_the_one_at_the_end_of_the_task(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, tasks=1)
+    end = read_run(folder).evals[-1]
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({**end, "task_end": False}) + "\n")
+    assert read_run(folder).evals[-1] == end
+
+
+def test_a_run_that_sees_every_task_from_the_start(tmp_path: Path) -> None:
+    """joint: the entries above the diagonal are kept in the matrix and count in no metric."""
+    folder = write_run(tmp_path, "er()", tasks=2)
+    records = [
+        {"kind": "eval", "step": 10, "task": 0, "task_end": True, "accuracy": {"linear_last": [80.0, 70.0]}},
+        {"kind": "eval", "step": 20, "task": 1, "task_end": True, "accuracy": {"linear_last": [90.0, 60.0]}},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    run = read_run(folder)
+    assert run.matrix("linear_last").tolist() == [[80.0, 70.0], [90.0, 60.0]]
+    assert [row.tolist() for row in run.seen("linear_last")[1]] == [[80.0], [90.0, 60.0]]
+    assert summary(run)["metrics"]["linear_last"]["aia"] == pytest.approx((80 + 75) / 2)
+
+
+def test_what_is_not_a_run_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no config\.json"):
+        read_run(tmp_path)
+    with pytest.raises(UserError, match="no folder"):
+        find_runs(tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="not JSON"):
+        read_run(tmp_path)
+    (tmp_path / "config.json").write_text('{"method": "er()"}')
+    with pytest.raises(UserError, match="lacks stream, seed, rule"):
+        read_run(tmp_path)
+
+
+def test_a_damaged_record_is_refused(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    file = folder / "metrics.jsonl"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([lines[0], lines[1][:20], *lines[2:]]) + "\n")
+    with pytest.raises(UserError, match=r"line 2 of .* is damaged"):
+        read_run(folder)
+    file.write_text('{"kind": "eval", "step": 3}\n')
+    with pytest.raises(UserError, match=r"line 1 of .* is no eval record"):
+        read_run(folder)
+
+
+def test_a_rule_that_was_not_evaluated_is_refused(root: Path) -> None:
+    with pytest.raises(UserError, match="not evaluated with the rule 'ncm_mean'; it has linear_last"):
+        read_run(root / "er()" / "100" / "0").matrix("ncm_mean")
+
+
+def test_summary_separates_rules_from_taps(root: Path) -> None:
+    result = summary(read_run(root / "grace(mose())" / "100" / "2"))
+    assert (result["rule"], result["seed"], result["steps"]) == ("ncm_mean", 2, 120)
+    assert list(result["metrics"]) == ["linear_last", "linear_mean", "ncm_last", "ncm_mean"]
+    assert list(result["per_tap"]) == [f"{rule}_{layer}" for rule in ("linear", "ncm") for layer in (1, 2, 3, 4)]
+    assert result["metrics"]["linear_last"]["ece"] == 0.12
+    assert "ece" not in result["metrics"]["ncm_mean"]
+
+
+# --- tables
+
+
+def test_comparison_has_a_row_per_method(root: Path) -> None:
+    runs = find_runs(root)
+    text = shown(tables.comparison_table(runs))
+    values = [summary(run)["metrics"]["linear_last"]["acc"] for run in runs if run.config["method"] == "er()"]
+    row = next(line for line in text.splitlines() if "er()" in line)
+    assert f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}" in row
+    assert "13.5 ± 1.0" in row  # seconds 12.5, 13.5, 14.5
+    assert "linear_last" in row
+    assert "forgetting_mose ↓" in text
+
+
+def test_markdown_pairs_methods_by_seed(root: Path) -> None:
+    runs = find_runs(root)
+    text = tables.comparison_markdown(runs, metrics=("acc",))
+    acc = {(run.config["method"], run.config["seed"]): summary(run)["metrics"][run.rule]["acc"] for run in runs}
+    differences = [acc["mose()", seed] - acc["er()", seed] for seed in range(3)]
+    assert "### Difference to `er()` on the same seeds" in text
+    assert f"| `mose()` | 3 | {np.mean(differences):+.2f} [" in text
+    assert "(± " in text
+
+
+def test_no_pairs_on_different_streams(tmp_path: Path) -> None:
+    write_run(tmp_path, "er()", 0, stream_hash="one order")
+    write_run(tmp_path, "mose()", 0, stream_hash="another order")
+    assert "Difference" not in tables.comparison_markdown(find_runs(tmp_path))
+
+
+def test_one_seed_has_no_spread(tmp_path: Path) -> None:
+    write_run(tmp_path, "er()")
+    write_run(tmp_path, "mose()")
+    text = tables.comparison_markdown(find_runs(tmp_path))
+    assert "±" not in text.split("\n\n")[0]
+    assert "nan" not in text
+
+
+def test_settings_that_differ_are_named(tmp_path: Path) -> None:
+    for memory in (100, 200):
+        write_run(tmp_path, "er()", memory=memory)
+    text = shown(tables.comparison_table(find_runs(tmp_path)))
+    assert "er(), memory=100" in text
+    assert "er(), memory=200" in text
+
+
+def test_unfinished_runs_are_left_out_and_counted(tmp_path: Path) -> None:
+    write_run(tmp_path, "er()", 0)
+    (write_run(tmp_path, "er()", 1) / "metrics.jsonl").write_text("")
+    text = tables.comparison_markdown(find_runs(tmp_path))
+    assert "| `er()` | `linear_last` | 1 |" in text
+    assert "(1 unfinished run left out)" in text
+
+
+def test_rules_table(root: Path) -> None:
+    runs = find_runs(root / "grace(mose())")
+    for text in (shown(tables.rules_table(runs)), shown(tables.rules_table(runs[0]))):
+        assert "ncm_mean *" in text
+        assert text.index("ncm_last") < text.index("linear_1") < text.index("ncm_4")
+    with pytest.raises(UserError, match="one method"):
+        tables.rules_table(find_runs(root))
+
+
+def test_run_table(root: Path) -> None:
+    run = read_run(root / "grace(mose())" / "100" / "0")
+    text = shown(tables.run_table(run))
+    assert "grace(mose()) on split-digits(tasks=3), seed 0" in text
+    for metric in ("acc ↑", "wc_acc ↑", "bwt ↑", "ece ↓", "nll ↓"):
+        assert metric in text
+    assert f"{summary(run)['metrics']['ncm_mean']['aaa']:.2f}" in text
+
+
+# --- files and pictures
+
+
+def test_run_report_writes_strict_json_and_pictures(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    before = {file.name for file in folder.iterdir()}
+    result = write_run_report(folder)
+    written = {file.name for file in folder.iterdir()} - before
+    assert written == {"summary.json", "accuracy.json", "matrix.png", "layers.png", "losses.png"}
+    assert all((folder / name).read_bytes().startswith(PNG) for name in written if name.endswith("png"))
+    assert json.loads((folder / "summary.json").read_text())["metrics"] == result["metrics"]
+    accuracy = json.loads((folder / "accuracy.json").read_text())
+    assert accuracy["ncm_mean"][0][1:] == [None, None]
+    assert accuracy["linear_3"][2] == read_run(folder).evals[-1]["accuracy"]["linear_3"]
+    assert write_run_report(folder) == result
+
+
+def test_a_method_without_feedback_has_no_layer_picture(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "er()")
+    write_run_report(folder)
+    assert (folder / "losses.png").exists()
+    assert not (folder / "layers.png").exists()
+
+
+def test_a_run_that_only_began_has_a_report(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    (folder / "metrics.jsonl").write_text("")
+    assert write_run_report(folder)["metrics"] == {}
+    assert not list(folder.glob("*.png"))
+
+
+def test_one_task(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, tasks=1)
+    assert write_run_report(folder)["metrics"]["ncm_mean"]["forgetting"] == 0.0
+
+
+def test_many_tasks_and_methods(tmp_path: Path) -> None:
+    """Numbers and direct labels have no room here; the pictures must still come out."""
+    run = read_run(write_run(tmp_path, tasks=25))
+    assert figures.accuracy_matrix(run, tmp_path / "matrix.png")
+    for index in range(9):
+        write_run(tmp_path, f"mose(n_recall={index})", tasks=2)
+    assert figures.comparison(find_runs(tmp_path), tmp_path / "comparison.png")
+
+
+def test_comparison_page(root: Path) -> None:
+    write_comparison(root)
+    text = (root / "report.md").read_text()
+    assert "stream: `split-digits(tasks=3)`, net: `resnet18(width=8)`, memory: `100`, commit: `0123abc`" in text
+    assert "](comparison.png)" in text
+    assert (root / "comparison.png").read_bytes().startswith(PNG)
+    with pytest.raises(UserError, match="no run"):
+        write_comparison(root, [])
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    target = tmp_path / "summary.json"
+    target.write_text("old")
+
+    def fail() -> None:
+        with replacing(target) as temporary:
+            temporary.write_text("ne")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        fail()
+    assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
+    assert target.read_text() == "old"
+
+
+def test_labels_are_pushed_apart_no_more_than_needed() -> None:
+    needed = np.full(3, 0.1)
+    assert spread(np.array([0.9, 0.1, 0.5]), needed).tolist() == pytest.approx([0.9, 0.1, 0.5])
+    assert spread(np.array([0.5, 0.5, 0.9]), needed).tolist() == pytest.approx([0.45, 0.55, 0.9])
+
+
+def test_reports_need_no_torch_and_tables_no_matplotlib() -> None:
+    code = "import sys, gracecl.report.tables; print([m for m in ('torch', 'matplotlib') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
