@@ -46,8 +46,8 @@ def write_run(root: Path, method: str = "grace(mose())", seed: int = 0, tasks: i
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     records: list[dict[str, Any]] = []
-    for step in range(1, tasks * STEPS_PER_TASK + 1):
-        task, within = divmod(step - 1, STEPS_PER_TASK)
+    for step in range(tasks * STEPS_PER_TASK):
+        task, within = divmod(step, STEPS_PER_TASK)
         decay = math.exp(-3 * within / STEPS_PER_TASK)
         depth = np.arange(layers)
         entropy = (0.4 + 1.3 * decay) * np.exp(-0.3 * depth) + rng.normal(0, 0.05, layers)
@@ -63,8 +63,8 @@ def write_run(root: Path, method: str = "grace(mose())", seed: int = 0, tasks: i
             alpha = np.ones(layers) if task == 0 else 1 + 0.2 * np.roll(depth - 1.5, task)
             rows |= {"log/H": entropy.tolist(), "log/gamma": gamma.tolist(), "log/alpha": alpha.tolist()}
         records.append({"kind": "step", "step": step, "task": task, "rows": rows, "images": 296})
-        if step % (STEPS_PER_TASK // 2) == 0:
-            at_end = step % STEPS_PER_TASK == 0
+        if (step + 1) % (STEPS_PER_TASK // 2) == 0:
+            at_end = (step + 1) % STEPS_PER_TASK == 0
             records.append(evaluation(step, task, at_end, layers, rng, 4 * len(method)))
             if at_end:
                 values = {"A": [90.0] * layers, "s": [0.0] * layers, "alpha": [1.0] * layers}
@@ -106,8 +106,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def shown(table: Table) -> str:
-    console = Console(file=StringIO(), width=200)
+def shown(table: Table, width: int = 200) -> str:
+    console = Console(file=StringIO(), width=width)
     console.print(table)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -119,13 +119,13 @@ def test_a_run_is_read(root: Path) -> None:
     run = read_run(root / "mose()" / "100" / "1")
     assert run.finished
     assert len(run.steps) == 3 * STEPS_PER_TASK
-    assert run.task_ends == [40, 80, 120]
+    assert run.task_ends == [39, 79, 119]
     a = run.matrix("ncm_mean")
     assert a.shape == (3, 3)
     assert np.isnan(a[np.triu_indices(3, 1)]).all()
     assert a[2].tolist() == run.evals[-1]["accuracy"]["ncm_mean"]
     steps, rows = run.seen("ncm_mean")
-    assert steps == [20, 40, 60, 80, 100, 120]
+    assert steps == [19, 39, 59, 79, 99, 119]
     assert [len(row) for row in rows] == [1, 1, 2, 2, 3, 3]
 
 
@@ -153,6 +153,8 @@ def test_a_killed_run_is_not_finished_and_counts_the_tasks_that_ended(tmp_path: 
     assert not run.finished
     assert run.matrix("ncm_mean").shape == (2, 2)
     assert math.isfinite(summary(run)["metrics"]["ncm_mean"]["forgetting"])
+    (folder / "timing.json").unlink()
+    assert summary(read_run(folder))["steps"] == run.steps[-1]["step"] + 1
 
 
 def test_steps_written_again_after_a_resume_count_once(tmp_path: Path) -> None:
@@ -234,10 +236,16 @@ def test_comparison_has_a_row_per_method(root: Path) -> None:
     text = shown(tables.comparison_table(runs))
     values = [summary(run)["metrics"]["linear_last"]["acc"] for run in runs if run.config["method"] == "er()"]
     row = next(line for line in text.splitlines() if "er()" in line)
-    assert f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}" in row
-    assert "13.5 ± 1.0" in row  # seconds 12.5, 13.5, 14.5
-    assert "linear_last" in row
-    assert "forgetting_mose ↓" in text
+    assert f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}" in row
+    assert "14 ± 1" in row  # seconds 12.5, 13.5, 14.5
+    assert "linear_last" in text
+
+
+def test_tables_fit_into_eighty_columns(root: Path) -> None:
+    runs = find_runs(root)
+    grace = [run for run in runs if run.config["method"] == "grace(mose())"]
+    for table in (tables.comparison_table(runs), tables.rules_table(grace), tables.run_table(grace[0])):
+        assert "…" not in shown(table, width=80)
 
 
 def test_markdown_pairs_methods_by_seed(root: Path) -> None:
@@ -315,6 +323,20 @@ def test_run_report_writes_strict_json_and_pictures(tmp_path: Path) -> None:
     assert write_run_report(folder) == result
 
 
+def test_a_run_that_diverged_has_a_report(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    file = folder / "metrics.jsonl"
+    lines = file.read_text().splitlines()
+    for index in range(90, len(lines)):
+        record = json.loads(lines[index])
+        for row in record.get("rows", {}).values():
+            row[0], row[-1] = float("nan"), float("inf")
+        lines[index] = json.dumps(record)
+    file.write_text("\n".join(lines) + "\n")
+    write_run_report(folder)
+    assert (folder / "layers.png").exists()
+
+
 def test_a_method_without_feedback_has_no_layer_picture(tmp_path: Path) -> None:
     folder = write_run(tmp_path, "er()")
     write_run_report(folder)
@@ -340,6 +362,14 @@ def test_many_tasks_and_methods(tmp_path: Path) -> None:
     assert figures.accuracy_matrix(run, tmp_path / "matrix.png")
     for index in range(9):
         write_run(tmp_path, f"mose(n_recall={index})", tasks=2)
+    assert figures.comparison(find_runs(tmp_path), tmp_path / "comparison.png")
+
+
+def test_seeds_evaluated_at_different_steps_are_compared(tmp_path: Path) -> None:
+    write_run(tmp_path, "er()", 0)
+    file = write_run(tmp_path, "er()", 1) / "metrics.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps({**record, "step": record["step"] + 7}) + "\n" for record in records))
     assert figures.comparison(find_runs(tmp_path), tmp_path / "comparison.png")
 
 
@@ -369,9 +399,9 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 def test_labels_are_pushed_apart_no_more_than_needed() -> None:
-    needed = np.full(3, 0.1)
-    assert spread(np.array([0.9, 0.1, 0.5]), needed).tolist() == pytest.approx([0.9, 0.1, 0.5])
-    assert spread(np.array([0.5, 0.5, 0.9]), needed).tolist() == pytest.approx([0.45, 0.55, 0.9])
+    assert spread(np.array([0.9, 0.1, 0.5]), 0.1).tolist() == pytest.approx([0.9, 0.1, 0.5])
+    assert spread(np.array([0.5, 0.5, 0.9]), 0.1).tolist() == pytest.approx([0.45, 0.55, 0.9])
+    assert spread(np.array([1.0, 1.0, 0.0]), 0.1).tolist() == pytest.approx([0.85, 0.95, 0.05])  # inside the axes
 
 
 def test_reports_need_no_torch_and_tables_no_matplotlib() -> None:

@@ -1,1 +1,31 @@
 """gracecl: online continual learning with layer-wise feedback."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Learner": "gracecl.learner",
+    "Method": "gracecl.method",
+    "Wrapper": "gracecl.method",
+    "RunConfig": "gracecl.run",
+    "UserError": "gracecl.errors",
+}
+"""public names and where they live: they are imported when first used, so that the command starts without torch"""
+
+__all__ = ["Learner", "Method", "RunConfig", "UserError", "Wrapper"]
+
+if TYPE_CHECKING:
+    from gracecl.errors import UserError
+    from gracecl.learner import Learner
+    from gracecl.method import Method, Wrapper
+    from gracecl.run import RunConfig
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'gracecl' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOME[name]), name)

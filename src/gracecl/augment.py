@@ -237,5 +237,7 @@ AUGMENTATIONS: dict[str, View] = {
 
 def augmentation(name: str) -> View:
     if name not in AUGMENTATIONS:
-        raise UserError(f"unknown augmentation '{name}'{nearest(name, AUGMENTATIONS)} (known: {', '.join(AUGMENTATIONS)})")
+        raise UserError(
+            f"unknown augmentation '{name}'{nearest(name, AUGMENTATIONS)} (known: {', '.join(AUGMENTATIONS)})"
+        )
     return AUGMENTATIONS[name]

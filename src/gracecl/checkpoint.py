@@ -56,7 +56,9 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             beside.unlink()
-        raise UserError(f"cannot write {path} ({error}); free some space or choose another --out, what was saved before is intact") from None
+        raise UserError(
+            f"cannot write {path} ({error}); free some space or choose another --out, what was saved before is intact"
+        ) from None
 
 
 def _take_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:

@@ -1,7 +1,7 @@
 """One learner's state and what it does with one batch of the stream. The trainer and the embeddable learner both drive this.
 
-    plan: which images, by block  →  gather (bytes)  →  views, augmented on the device  →  net, one forward per group
-        →  losses {role/part: [L]}  →  backward, optimiser  →  after_step  →  store
+plan: which images, by block  →  gather (bytes)  →  views, augmented on the device  →  net, one forward per group
+    →  losses {role/part: [L]}  →  backward, optimiser  →  after_step  →  store
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class Engine:
 
     # Learning.
 
-    def learn(self, x: Tensor, labels: Ints, task: int = NO_TASK, sources: Ints | None = None, fresh: bool = True) -> Outcome | None:
+    def learn(
+        self, x: Tensor, labels: Ints, task: int = NO_TASK, sources: Ints | None = None, fresh: bool = True
+    ) -> Outcome | None:
         """One batch of the stream. Returns None where the method chose not to update."""
         self._advance(labels, task)
         if sources is None:
@@ -114,7 +116,9 @@ class Engine:
             views = self.method.views(name, self.augmentation)
             for number, view in enumerate(views):
                 stem = rng.key(self.seed, "augment", self.progress.step, repeat, name, number)
-                pixels.append(augment.apply(view, base, rng.uniform(stem, origin, augment.draws(view)), self.net.pixels))
+                pixels.append(
+                    augment.apply(view, base, rng.uniform(stem, origin, augment.draws(view)), self.net.pixels)
+                )
             labels.append(np.tile(np.concatenate([new.labels[rows.stream], memory.labels[rows.slots]]), len(views)))
             sources.append(np.tile(origin, len(views)))
             raw = tuple(number for number, view in enumerate(views) if augment.draws(view) == 0)
@@ -132,7 +136,9 @@ class Engine:
             out = self._forward(batch)
             table = self.method.losses(out, batch)
         self.optimiser.zero_grad(set_to_none=True)
-        self.method.backward(table, self.scaler.scale(torch.ones((), device=self.device)) if self.scaler.is_enabled() else 1.0)
+        self.method.backward(
+            table, self.scaler.scale(torch.ones((), device=self.device)) if self.scaler.is_enabled() else 1.0
+        )
         self.scaler.unscale_(self.optimiser)
         self.method.after_backward(batch)
         self.scaler.step(self.optimiser)

@@ -18,9 +18,9 @@ from gracecl.registry import nearest
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Percent right per rule and task (tasks 0, 1, …), and how well the linear rules' probabilities are calibrated."""
+    """Percent right per rule and task (None for a task without images), and how well the linear rules' probabilities are calibrated."""
 
-    accuracy: dict[str, list[float]]
+    accuracy: dict[str, list[float | None]]
     ece: dict[str, float]
     nll: dict[str, float]
 
@@ -63,7 +63,7 @@ def evaluate(engine: Engine, images: Tensor, labels: Ints, tasks: Ints) -> Evalu
     accuracy = {}
     for rule, parts in guesses.items():
         right = np.bincount(tasks, weights=torch.cat(parts).cpu().numpy() == target)
-        accuracy[rule] = [100 * float(r) / int(n) for r, n in zip(right, size, strict=True)]
+        accuracy[rule] = [100 * float(r) / int(n) if n else None for r, n in zip(right, size, strict=True)]
     known = target >= 0
     calibration = {rule: torch.cat(parts).cpu().numpy()[known] for rule, parts in chances.items()}
     return Evaluation(

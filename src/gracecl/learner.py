@@ -89,7 +89,9 @@ class Learner:
 
     def predict(self, x: Images, rule: str | None = None) -> Ints:
         """The class of each image, among those met so far."""
-        return np.concatenate([columns[scores.argmax(dim=1)].cpu().numpy() for scores, columns in self._scores(x, rule)])
+        return np.concatenate(
+            [columns[scores.argmax(dim=1)].cpu().numpy() for scores, columns in self._scores(x, rule)]
+        )
 
     def predict_proba(self, x: Images, rule: str | None = None) -> npt.NDArray[np.float32]:
         """`[n, classes]`: the softmax of the rule's scores; 0 for classes not met. Nearest-mean rules give the same order but flat values."""
@@ -119,7 +121,8 @@ class Learner:
     def _scores(self, x: Images, rule: str | None) -> list[tuple[Tensor, Tensor]]:
         net, images = self.engine.ready_to_predict(), self._images(x)
         return [
-            seen_scores(self.method, out, self.engine.progress, rule or self.method.rule) for _, out in net.sweep(images)
+            seen_scores(self.method, out, self.engine.progress, rule or self.method.rule)
+            for _, out in net.sweep(images)
         ]
 
     def _number_of(self, task: Hashable, labels: Ints) -> int:
@@ -139,7 +142,9 @@ class Learner:
                 f"images must be uint8 (0 to 255), not {images.dtype}; for floats in [0, 1] use (x * 255).round().astype('uint8')"
             )
         if images.ndim != 4 or tuple(images.shape[1:]) != self.shape:
-            raise UserError(f"images must have the shape [batch, {', '.join(map(str, self.shape))}], not {list(images.shape)}")
+            raise UserError(
+                f"images must have the shape [batch, {', '.join(map(str, self.shape))}], not {list(images.shape)}"
+            )
         if len(images) == 0:
             raise UserError("the batch is empty; give at least one image")
         return images
@@ -151,5 +156,7 @@ class Learner:
         labels = labels.astype(np.int64)
         wrong = labels[(labels < 0) | (labels >= self.classes)]
         if len(wrong):
-            raise UserError(f"label {wrong[0]} is not one of the declared classes 0 to {self.classes - 1}; declare more with classes=")
+            raise UserError(
+                f"label {wrong[0]} is not one of the declared classes 0 to {self.classes - 1}; declare more with classes="
+            )
         return labels

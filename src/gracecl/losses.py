@@ -7,9 +7,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
+def full_precision(x: Tensor) -> Tensor:
+    """float32 for half precision, unchanged otherwise: softmax, norms and logarithms are never taken in half."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
 def cross_entropy(logits: Tensor, y: Tensor, classes: Tensor | None = None) -> Tensor:
     """Mean cross-entropy of each layer; with `classes [C]`, the softmax spans only the classes marked True."""
-    logits = logits.float()
+    logits = full_precision(logits)
     if classes is not None:
         logits = logits.masked_fill(~classes, -torch.inf)
     target = y.expand(logits.shape[0], -1)
@@ -18,10 +23,14 @@ def cross_entropy(logits: Tensor, y: Tensor, classes: Tensor | None = None) -> T
 
 def entropy(logits: Tensor, classes: Tensor | None = None) -> Tensor:
     """Mean entropy of the softmax of each layer, in nats; with `classes [C]`, over the classes marked True."""
+    logits = full_precision(logits)
     if classes is not None:
-        logits = logits[..., classes]
-    log_p = F.log_softmax(logits.float(), dim=-1)
-    return -(log_p.exp() * log_p).sum(dim=-1).mean(dim=-1)
+        logits = logits.masked_fill(~classes, -torch.inf)
+    log_p = F.log_softmax(logits, dim=-1)
+    p = log_p.exp()
+    if classes is not None:
+        log_p = log_p.masked_fill(~classes, 0.0)
+    return -(p * log_p).sum(dim=-1).mean(dim=-1)
 
 
 def supervised_contrast(embedding: Tensor, y: Tensor, temperature: float = 0.07) -> Tensor:
@@ -30,7 +39,7 @@ def supervised_contrast(embedding: Tensor, y: Tensor, temperature: float = 0.07)
     For each anchor, the mean over the other images of its class of −log softmax(similarity / temperature), where the softmax runs
     over all images but the anchor. Anchors that are alone in their class are left out.
     """
-    u = F.normalize(embedding.float(), dim=-1)
+    u = F.normalize(full_precision(embedding), dim=-1)
     similarity = u @ u.transpose(1, 2) / temperature
     itself = torch.eye(len(y), dtype=torch.bool, device=y.device)
     log_p = F.log_softmax(similarity.masked_fill(itself, -torch.inf), dim=-1).masked_fill(itself, 0.0)

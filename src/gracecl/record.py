@@ -49,7 +49,9 @@ class Recorder:
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        stacked = torch.cat([value.float().flatten() for _, outcome in pending for value in outcome.table.values()]).tolist()
+        stacked = torch.cat(
+            [value.float().flatten() for _, outcome in pending for value in outcome.table.values()]
+        ).tolist()
         used = 0
         for line, outcome in pending:
             rows = {}
@@ -73,7 +75,9 @@ class Recorder:
         try:
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
         except OSError as error:
-            raise UserError(f"cannot write {self.path} ({error}); free some space and resume, the last checkpoint is intact") from None
+            raise UserError(
+                f"cannot write {self.path} ({error}); free some space and resume, the last checkpoint is intact"
+            ) from None
 
     @staticmethod
     def _truncate(path: Path, keep_until: int) -> None:

@@ -82,7 +82,7 @@ class Cub200(Source):
         return found
 
     def _images(self, folder: Path) -> list[tuple[Path, str, str]]:
-        """(image, number of its class, "1" for training) of the classes whose folders are there, in the official order."""
+        """(image, number of its class, "1" for training) of the classes whose folders are there, in official order."""
         paths, labels, parts = (
             self._table(folder, table) for table in ("images.txt", "image_class_labels.txt", "train_test_split.txt")
         )
@@ -94,7 +94,7 @@ class Cub200(Source):
         return [
             (folder / "images" / path, labels[row], parts[row])
             for row, path in paths.items()
-            if Path(path).parts[0] in there
+            if path.split("/")[0] in there
         ]
 
     def _table(self, folder: Path, name: str) -> dict[str, str]:
@@ -102,5 +102,9 @@ class Cub200(Source):
         path = folder / name
         if not path.is_file():
             raise UserError(f"{path} is missing: move {folder} away and run 'gracecl data get {self.name}'")
-        rows = (line.partition(" ") for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+        rows = (
+            line.partition(" ")
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
+            if line.strip()
+        )
         return {key: rest.strip() for key, _, rest in rows}

@@ -58,10 +58,9 @@ class _StandIn:
     """What an allowed name means here. A pickle cannot set its attributes, and so not change it for the next file."""
 
     __slots__ = ("_make",)
-    _make: Callable[..., Any]
 
     def __init__(self, make: Callable[..., Any]) -> None:
-        object.__setattr__(self, "_make", make)
+        self._make = make
 
     def __call__(self, *args: Any) -> Any:
         return self._make(*args)

@@ -90,7 +90,11 @@ class TinyImageNet(Source):
         notes = folder / "val" / "val_annotations.txt"
         if not notes.is_file():
             raise UserError(f"{notes} is missing: move {folder} away and run 'gracecl data get {self.name}'")
-        rows = [line.split("\t") for line in notes.read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = [
+            line.split("\t")
+            for line in notes.read_text(encoding="utf-8", errors="replace").splitlines()
+            if line.strip()
+        ]
         if any(len(row) < 2 or row[1] not in WORDNET_IDS for row in rows):
             raise UserError(f"{notes} is damaged: it must name an image and its WordNet id on each line")
         return [(folder / "val" / "images" / Path(row[0]).name, row[1]) for row in rows]
@@ -98,7 +102,7 @@ class TinyImageNet(Source):
     def _words(self, folder: Path) -> dict[str, str]:
         """WordNet id -> English, for those who print results; the set works without."""
         words = folder / "words.txt"
-        lines = words.read_text(encoding="utf-8").splitlines() if words.is_file() else []
+        lines = words.read_text(encoding="utf-8", errors="replace").splitlines() if words.is_file() else []
         return {wnid: text.split(",")[0].strip() for wnid, tab, text in (line.partition("\t") for line in lines) if tab}
 
 

@@ -44,5 +44,6 @@ class ER(Method):
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         return {
-            f"ce/{block}": cross_entropy(out.logits[:, where.rows], batch.y[where.rows]) for block, where in batch.blocks.items()
+            f"ce/{block}": cross_entropy(out.logits[:, where.rows], batch.y[where.rows])
+            for block, where in batch.blocks.items()
         }

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from gracecl import rng as randomness
 from gracecl.core import Batch, Incoming, Ints, LossTable, Progress, Taps, is_loss
 from gracecl.errors import UserError
-from gracecl.losses import entropy
+from gracecl.losses import entropy, full_precision
 from gracecl.memory import Memories
 from gracecl.method import Boundaries, Method, Wrapper
 from gracecl.nets.tapped import TappedNet
@@ -90,7 +90,9 @@ class Grace(Wrapper):
     def past(self, memories: Memories) -> tuple[Tensor, Ints]:
         if self.val_source == "test_oracle":
             if memories.oracle is None:
-                raise UserError("grace: val_source='test_oracle' needs a stream with test images; use 'buffer' or 'heldout' here")
+                raise UserError(
+                    "grace: val_source='test_oracle' needs a stream with test images; use 'buffer' or 'heldout' here"
+                )
             return memories.oracle()
         store = memories["heldout"] if self.val_source == "heldout" else memories.replay
         return store.images[: len(store)], store.labels[: len(store)]
@@ -127,7 +129,13 @@ class Grace(Wrapper):
             table["entropy"] = gamma * (h - h.detach().mean()) ** 2
         elif self.entropy_mode != "none" and self.beta != 0:
             table["entropy"] = gamma * h
-        table |= {"log/H": h, "log/z": z, "log/gamma": gamma, "log/alpha": self.alpha, "log/sigma_H": h.std(correction=0).expand_as(h)}
+        table |= {
+            "log/H": h,
+            "log/z": z,
+            "log/gamma": gamma,
+            "log/alpha": self.alpha,
+            "log/sigma_H": h.std(correction=0).expand_as(h),
+        }
         if batch.progress.step % RATIO_EVERY == 0:
             supervised = out.logits[:, batch.supervised].detach()
             table["log/gradient_ratio"] = gradient_ratio(supervised, batch.y[batch.supervised], gamma, self.alpha)
@@ -153,7 +161,9 @@ class Grace(Wrapper):
             return batch.stream_rows
         if self.entropy_on == "new":
             if "new" not in batch.blocks:
-                raise UserError(f"{self!r}: {self.inner!r} has no block of new images; use entropy_on='all' or 'stream'")
+                raise UserError(
+                    f"{self!r}: {self.inner!r} has no block of new images; use entropy_on='all' or 'stream'"
+                )
             return batch.rows("new")
         return batch.supervised
 
@@ -165,7 +175,12 @@ class Grace(Wrapper):
         some, rest = np.flatnonzero(aside), np.flatnonzero(~aside)
         held = new.select(some)
         memories["heldout"].add(rng, held.x, held.labels, held.progress.task)
-        super().store(memories, new.select(rest), rng, {name: value[torch.from_numpy(rest).to(value.device)] for name, value in notes.items()})
+        super().store(
+            memories,
+            new.select(rest),
+            rng,
+            {name: value[torch.from_numpy(rest).to(value.device)] for name, value in notes.items()},
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"alpha": self.alpha, "accuracy": self.accuracy}
@@ -193,7 +208,7 @@ def gradient_ratio(logits: Tensor, y: Tensor, gamma: Tensor, alpha: Tensor) -> T
 
     In closed form, with p the softmax: ∂H/∂logit = -p (ln p + H) and ∂CE/∂logit = p - onehot(y).
     """
-    log_p = F.log_softmax(logits.float(), dim=-1)
+    log_p = F.log_softmax(full_precision(logits), dim=-1)
     p = log_p.exp()
     h = -(p * log_p).sum(dim=-1, keepdim=True)
     of_entropy = (p * (log_p + h)).flatten(1).norm(dim=1)

@@ -33,7 +33,7 @@ from torch.nn import functional as F
 from gracecl.augment import Mirror, View
 from gracecl.core import Batch, Incoming, LossTable, Progress, Rows, Taps
 from gracecl.errors import UserError
-from gracecl.losses import cross_entropy, frobenius_distance, supervised_contrast
+from gracecl.losses import cross_entropy, frobenius_distance, full_precision, supervised_contrast
 from gracecl.memory import Memories
 from gracecl.method import Boundaries, Method
 from gracecl.nets.class_means import class_means
@@ -104,9 +104,11 @@ class MOSE(Method):
 
     def reverse_self_distillation(self, features: Tensor) -> Tensor:
         """How far the adapted student is from each of the other experts, which do not move for it."""
-        student = F.normalize(self.adapt(features[self.student]).float(), dim=-1)
-        teachers = F.normalize(features.detach()[self.teachers].float(), dim=-1)
-        return teachers.new_zeros(len(features)).index_copy(0, self.teachers.to(features.device), frobenius_distance(student, teachers))
+        student = F.normalize(full_precision(self.adapt(features[self.student])), dim=-1)
+        teachers = F.normalize(full_precision(features.detach()[self.teachers]), dim=-1)
+        return teachers.new_zeros(len(features)).index_copy(
+            0, self.teachers.to(features.device), frobenius_distance(student, teachers)
+        )
 
     def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> None:
         memory = memories.replay

@@ -16,7 +16,9 @@ def mlp(shape: tuple[int, int, int], taps: int, at_most: bool, width: int = 100,
     if width < 1 or depth < 1:
         raise UserError(f"mlp: width and depth must be at least 1, not {width} and {depth}")
     if taps > depth and not at_most:
-        raise UserError(f"mlp(depth={depth}) has {depth} layers to tap, not {taps}; use a larger depth or --taps {depth}")
+        raise UserError(
+            f"mlp(depth={depth}) has {depth} layers to tap, not {taps}; use a larger depth or --taps {depth}"
+        )
     return MLP(shape[0] * shape[1] * shape[2], width, depth, min(taps, depth))
 
 

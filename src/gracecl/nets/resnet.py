@@ -44,7 +44,9 @@ class BasicBlock(nn.Module):
         self.norm2 = BatchNorm(outputs)
         same = stride == 1 and inputs == outputs
         self.shortcut = (
-            nn.Identity() if same else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), BatchNorm(outputs))
+            nn.Identity()
+            if same
+            else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), BatchNorm(outputs))
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -85,7 +87,9 @@ class ResNet18(Backbone):
         widths = [width, 2 * width, 4 * width, 8 * width]
         self.layers, self.width = taps, widths[-1]
         self.first_tap = 4 - taps
-        self.stem = nn.Sequential(nn.Conv2d(channels, width, 3, 1, 1, bias=False), BatchNorm(width), nn.ReLU(inplace=True))
+        self.stem = nn.Sequential(
+            nn.Conv2d(channels, width, 3, 1, 1, bias=False), BatchNorm(width), nn.ReLU(inplace=True)
+        )
         self.stages = nn.ModuleList(
             nn.Sequential(BasicBlock(inputs, outputs, stride), BasicBlock(outputs, outputs, 1))
             for inputs, outputs, stride in zip([width, *widths], widths, [1, 2, 2, 2], strict=False)

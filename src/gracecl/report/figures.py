@@ -39,6 +39,9 @@ FEEDBACK = {
 }
 """what GRACE observes and decides at each layer, and the axis it is drawn on"""
 
+MOST_LABELS, LONGEST_LABEL = 6, 32
+"""methods are named at the ends of their lines up to this many and this long, beyond it in a legend below"""
+
 FEW_STEPS = 60
 """a curve with fewer points is drawn as it is; a longer one also as a running mean"""
 
@@ -118,11 +121,12 @@ def loss_curves(run: Run, path: str | Path) -> bool:
 
 def comparison(runs: Sequence[Run], path: str | Path) -> bool:
     """Left: accuracy on the tasks seen so far, one line per method. Right: the entropy of each layer in one run."""
-    groups = [group for group in group_runs(runs) if group.runs]
+    groups = [group for group in group_runs(runs) if group.runs and all(run.evals for run in group.runs)]
     if not groups:
         return False
     watched = next((run for group in groups for run in group.runs if "log/H" in run.row_names(observed=True)), None)
-    figure = new_figure(3.3)
+    crowded = len(groups) > MOST_LABELS or max(len(group.label) for group in groups) > LONGEST_LABEL
+    figure = new_figure(3.3 + (0.2 * len(groups) if crowded else 0.0))
     panels = figure.subplots(1, 2 if watched else 1, squeeze=False)[0]
     ends = [_draw_group(panels[0], group, *method_style(index)) for index, group in enumerate(groups)]
     panels[0].set(xlabel="step", ylabel="accuracy on the tasks seen so far (%)")
@@ -135,7 +139,11 @@ def comparison(runs: Sequence[Run], path: str | Path) -> bool:
         _draw_layers(panels[1], watched, "log/H")
         mark_tasks(panels[1], watched.task_ends)
         _name_layers(figure, panels[1], watched, "log/H")
-    label_ends(figure, panels[0], ends)
+    if crowded:
+        names = [end.text for end in ends]
+        figure.legend(panels[0].get_lines()[: len(ends)], names, loc="outside lower left", fontsize=7.5, frameon=False)
+    else:
+        label_ends(figure, panels[0], ends)
     save(figure, path)
     return True
 
@@ -187,21 +195,27 @@ def _legend_of_layers(figure: Figure, count: int) -> None:
 
 
 def _seeds(groups: list[Group]) -> str:
-    counts = sorted({len(group.runs) for group in groups})
-    return "1 seed" if counts == [1] else f"{'–'.join(map(str, counts))} seeds, mean ± std"
+    fewest, most = min(len(group.runs) for group in groups), max(len(group.runs) for group in groups)
+    if most == 1:
+        return "1 seed"
+    return f"{most if fewest == most else f'{fewest}–{most}'} seeds, mean ± std"
 
 
 def _draw_group(axes: Axes, group: Group, colour: str, dashes: str) -> End:
-    """The mean over seeds, at the steps that every seed evaluated, in a band of one standard deviation."""
-    curves = []
-    for run in group.runs:
-        steps, rows = run.seen(group.rule)
-        curves.append({step: float(row.mean()) for step, row in zip(steps, rows, strict=True)})
-    shared = sorted(set.intersection(*(set(curve) for curve in curves)))
-    values = np.array([[curve[step] for step in shared] for curve in curves])
+    """The mean over seeds in a band of one standard deviation, over the steps that all seeds reach.
+
+    Seeds of a stream without fixed task lengths are evaluated at different steps: between two evaluations a seed's
+    accuracy is taken from the straight line that its curve would show.
+    """
+    evaluated = [run.seen(group.rule) for run in group.runs]
+    curves = [(steps, [float(row.mean()) for row in rows]) for steps, rows in evaluated]
+    first, last = max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves)
+    grid = sorted({step for steps, _ in curves for step in steps if first <= step <= last})
+    values = np.array([np.interp(grid, steps, accuracies) for steps, accuracies in curves])
     mean = values.mean(axis=0)
-    axes.plot(shared, mean, dashes, color=colour, linewidth=1.5)
+    axes.plot(grid, mean, dashes, color=colour, linewidth=1.5)
     if len(curves) > 1:
         std = values.std(axis=0, ddof=1)
-        axes.fill_between(shared, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
-    return End(float(mean[-1]), f"{group.label}  {mean[-1]:.1f}", colour)
+        axes.fill_between(grid, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
+    final = float(np.mean([accuracies[-1] for _, accuracies in curves]))
+    return End(final, f"{group.label}  {final:.1f}", colour)

@@ -91,7 +91,7 @@ class Run:
 
     @property
     def task_ends(self) -> list[int]:
-        """The step at which each task ended."""
+        """The last step of each task."""
         return [record["step"] for record in self.evals if record["task_end"]]
 
     @property
@@ -130,14 +130,14 @@ def measure(run: Run, rule: str) -> dict[str, float]:
 def summary(run: Run) -> dict[str, Any]:
     """The run in one small dictionary: what `summary.json` holds."""
     rules = run.rules()
-    last_step = max((record["step"] for record in [*run.steps, *run.evals]), default=0)
+    last_step = max((record["step"] for record in [*run.steps, *run.evals]), default=-1)
     return {
         "method": run.config["method"],
         "stream": run.config["stream"],
         "seed": run.config["seed"],
         "rule": run.rule,
         "finished": run.finished,
-        "steps": run.timing.get("steps", last_step),
+        "steps": run.timing.get("steps", last_step + 1),
         "metrics": {rule: measure(run, rule) for rule in rules if not is_tap(rule)},
         "per_tap": {rule: measure(run, rule) for rule in rules if is_tap(rule)},
         "timing": run.timing,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -77,8 +76,9 @@ def plain(axes: Axes, title: str = "", *, above: float = 4.0) -> None:
     axes.yaxis.label.set(size=8.5, color=INK)
 
 
-def mark_tasks(axes: Axes, ends: Sequence[int], *, numbers: bool = True) -> None:
-    """A thin line where each task ends, its number above its part of the stream."""
+def mark_tasks(axes: Axes, last_steps: Sequence[int], *, numbers: bool = True) -> None:
+    """A thin line where each task but the first begins, its number above its part of the stream."""
+    ends = [step + 1 for step in last_steps]
     starts = [0, *ends[:-1]]
     few = len(ends) <= MOST_NUMBERED_TASKS
     for start in starts[1:]:
@@ -90,20 +90,22 @@ def mark_tasks(axes: Axes, ends: Sequence[int], *, numbers: bool = True) -> None
             axes.text(middle, 1.01, name, transform=above, ha="center", va="bottom", fontsize=6.5, color=QUIET)
 
 
-def label_ends(figure: Figure, axes: Axes, ends: Sequence[End], *, size: float = 7.5, wrap: int = 26) -> None:
+def label_ends(figure: Figure, axes: Axes, ends: Sequence[End], *, size: float = 7.5) -> None:
     """Write at the right of the axes what each line is, pushed apart where lines end close together.
 
-    Call it when everything else is drawn: the labels are placed in fractions of the axes' final height.
+    Call it when everything else is drawn: the labels are placed in fractions of the axes' final height. A line that has
+    no end (a value that is not finite) gets no label.
     """
     figure.draw_without_rendering()
     low, high = axes.get_ylim()
-    texts = [fill(end.text, wrap, break_long_words=False) for end in ends]
+    ends = [end for end in ends if np.isfinite(end.value)]
+    if not ends:
+        return
     height_points = figure.get_figheight() * 72 * axes.get_position().height
-    needed = np.array([(text.count("\n") + 1) * size * 1.25 / height_points for text in texts])
     wanted = np.array([(end.value - low) / (high - low) for end in ends])
-    for end, text, at in zip(ends, texts, spread(wanted, needed), strict=True):
+    for end, at in zip(ends, spread(wanted, 1.25 * size / height_points), strict=True):
         axes.annotate(
-            text,
+            end.text,
             (1.0, float(at)),
             xycoords="axes fraction",
             xytext=(4, 0),
@@ -111,25 +113,25 @@ def label_ends(figure: Figure, axes: Axes, ends: Sequence[End], *, size: float =
             color=end.colour,
             fontsize=size,
             va="center",
-            linespacing=1.05,
             annotation_clip=False,
         )
 
 
-def spread(wanted: Array, needed: Array) -> Array:
-    """Centres as near to the wanted ones as intervals of the needed lengths can be without overlapping.
+def spread(wanted: Array, height: float) -> Array:
+    """Centres in [0, 1], as near to the wanted ones (in squares) as labels of this height can be without overlapping.
 
-    Intervals that touch are merged into a block that sits at the mean of what its members want (least squares).
+    Labels that touch form a block that sits where its members want to be on average.
     """
     order = np.argsort(wanted, kind="stable")
-    offsets = np.cumsum(needed[order]) - needed[order] / 2
+    offsets = height * (np.arange(len(wanted)) + 0.5)
     blocks: list[list[float]] = []
     for value in wanted[order] - offsets:
         blocks.append([float(value)])
         while len(blocks) > 1 and np.mean(blocks[-2]) > np.mean(blocks[-1]):
             blocks[-2:] = [blocks[-2] + blocks[-1]]
     placed: Array = np.empty_like(wanted)
-    placed[order] = np.concatenate([np.full(len(block), np.mean(block)) for block in blocks]) + offsets
+    bottoms = np.concatenate([np.full(len(block), np.mean(block)) for block in blocks])
+    placed[order] = np.clip(bottoms, 0.0, max(0.0, 1.0 - height * len(wanted))) + offsets
     return placed
 
 

@@ -1,0 +1,247 @@
+"""A run: one configuration and one seed, in one folder, from the first step to the report, through any number of interruptions."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import platform
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from gracecl import __version__, checkpoint, nets, optim, report, rng, spec, streams
+from gracecl.augment import Pixels
+from gracecl.engine import Engine, Precision
+from gracecl.errors import UserError
+from gracecl.memory import Memories
+from gracecl.record import Recorder
+from gracecl.registry import nearest
+from gracecl.trainer import Trainer
+from gracecl.watch import Watch
+
+SECONDS_BETWEEN_CHECKPOINTS = 120.0
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What is learned, by what, with what. Two runs with equal configurations give equal results to the bit."""
+
+    method: str
+    stream: str
+    net: str = "resnet18(width=64)"
+    memory: int = 1000
+    seed: int = 0
+    steps: int | None = None
+    taps: int | None = None
+    augment: str = "tau"
+    optimiser: str = optim.DEFAULT
+    device: str = "cpu"
+    precision: Precision = "fp32"
+    compile: bool = False
+    eval_every: int = 0
+    checkpoint_every: int = 500
+
+    def canonical(self) -> RunConfig:
+        """The same configuration in its own words: `GRACE` and `grace(mose())` are one."""
+        if self.steps is not None and self.steps < 1:
+            raise UserError(f"--steps must be at least 1, not {self.steps}")
+        if self.memory < 0 or self.eval_every < 0 or self.checkpoint_every < 1:
+            raise UserError("--memory and --eval-every cannot be negative, --checkpoint-every must be at least 1")
+        return replace(self, method=repr(spec.parse_method(self.method)), device=str(device_of(self.device)))
+
+    def folder(self, out: Path) -> Path:
+        """`<out>/<stream>/<method>/<hash>/<seed>`; the hash tells configurations apart, whatever their seed and how often they are saved."""
+        identity = {name: value for name, value in asdict(self).items() if name not in ("seed", "checkpoint_every")}
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
+        return out / _as_name(self.stream) / _as_name(self.method) / digest / str(self.seed)
+
+
+class Interrupted(Exception):
+    """The user stopped the run; everything is saved."""
+
+
+def run(config: RunConfig, out: Path, data_root: str | Path | None = None, watch: Watch | None = None) -> Path:
+    """Runs a configuration to its end, continuing where an earlier attempt stopped, and returns its folder."""
+    config = config.canonical()
+    folder = config.folder(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder):
+        if not (folder / "summary.json").exists():
+            _train(config, folder, data_root, watch or Watch())
+    return folder
+
+
+def resume(folder: Path, data_root: str | Path | None = None, watch: Watch | None = None) -> Path:
+    """Continues the run in a folder from its last checkpoint, or from the beginning if there is none."""
+    file = folder / "config.json"
+    try:
+        written = json.loads(file.read_text(encoding="utf-8"))
+        config = RunConfig(**written["run"])
+    except FileNotFoundError:
+        raise UserError(f"{folder} holds no run (no config.json); give the folder that 'gracecl run' printed") from None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{file} is damaged; start the run anew with 'gracecl run'") from None
+    with _locked(folder):
+        if not (folder / "summary.json").exists():
+            _train(config, folder, data_root or written.get("data_root"), watch or Watch())
+    return folder
+
+
+def build(config: RunConfig, record: Path, data_root: str | Path | None = None, keep_until: int = 0) -> Trainer:
+    """Everything a configuration names, put together and at its first step."""
+    method = spec.parse_method(config.method)
+    device = device_of(config.device)
+    stream = method.stream(streams.build(config.stream, config.seed, data_root))
+    if config.steps is not None:
+        stream = stream.cut(config.steps)
+    data = stream.data
+    with rng.torch_seed(config.seed, "net"):
+        taps = nets.taps_for(method, config.taps)
+        net = nets.build(config.net, data.shape, data.classes, Pixels(data.mean, data.std, device), taps).to(device)
+    if config.compile:
+        net.backbone.compile()
+    engine = Engine(
+        method,
+        net,
+        Memories(config.memory, data.shape, device),
+        seed=config.seed,
+        augmentation=config.augment,
+        optimiser=config.optimiser,
+        precision=config.precision,
+    )
+    return Trainer(engine, stream.to(device), Recorder(record, keep_until), config.eval_every)
+
+
+def _train(config: RunConfig, folder: Path, data_root: str | Path | None, watch: Watch) -> None:
+    saved = folder / "checkpoint.safetensors"
+    state = checkpoint.load(saved) if saved.exists() else None
+    at = state["trainer"]["engine"]["progress"]["step"] if state else 0
+    trainer = build(config, folder / "metrics.jsonl", data_root, keep_until=at)
+    if state is not None:
+        if state["stream_hash"] != trainer.stream.hash:
+            raise UserError(
+                f"the data changed since {saved} was written, so the run cannot continue; start it anew in another --out"
+            )
+        trainer.load_state_dict(state["trainer"])
+    _write_config(config, folder, trainer, data_root)
+
+    def save() -> None:
+        trainer.recorder.flush()
+        checkpoint.save(saved, {"trainer": trainer.state_dict(), "stream_hash": trainer.stream.hash})
+
+    last_save = time.monotonic()
+    with _stop_requests() as stopped, watch.following(trainer, f"{config.method}, seed {config.seed}"):
+        while not trainer.done:
+            trainer.step()
+            watch.advance()
+            if stopped:
+                save()
+                raise Interrupted(
+                    f"stopped after step {trainer.at} of {len(trainer.stream)}; continue with: gracecl resume {folder}"
+                )
+            late = time.monotonic() - last_save > SECONDS_BETWEEN_CHECKPOINTS
+            if late or trainer.at % config.checkpoint_every == 0 or trainer.done:
+                save()
+                last_save = time.monotonic()
+    trainer.recorder.close()
+    timing = vars(trainer.timing) | {"steps": len(trainer.stream)}
+    checkpoint.write_atomically(folder / "timing.json", lambda beside: beside.write_text(json.dumps(timing, indent=1)))
+    report.write_run_report(folder)
+
+
+def _write_config(config: RunConfig, folder: Path, trainer: Trainer, data_root: str | Path | None) -> None:
+    """What was asked for and what it became, for the report and for whoever finds the folder."""
+    engine = trainer.engine
+    described: dict[str, Any] = {
+        **asdict(config),
+        "run": asdict(config),
+        "data_root": str(Path(data_root).resolve()) if data_root else None,
+        "stream_hash": trainer.stream.hash,
+        "stream_steps": len(trainer.stream),
+        "tasks": len(trainer.stream.marks),
+        "classes": engine.net.classes,
+        "layers": engine.net.layers,
+        "parameters": sum(value.numel() for value in engine.net.parameters()),
+        "rule": engine.method.rule,
+        "commit": commit(),
+        "versions": {"gracecl": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "threads": torch.get_num_threads(),
+    }
+    text = json.dumps(described, indent=1)
+    checkpoint.write_atomically(folder / "config.json", lambda beside: beside.write_text(text, encoding="utf-8"))
+
+
+def device_of(name: str) -> torch.device:
+    """`auto` is the GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"unknown device '{name}'{nearest(name, ['cpu', 'cuda'])}; use cpu, cuda or cuda:1") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device '{name}' was asked for, but this PyTorch sees no GPU; use --device cpu")
+    return device
+
+
+def commit() -> str | None:
+    """The commit of the source tree that is running, with a mark if it was changed since; None for an installed package."""
+    here = Path(__file__).parent
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return described.stdout.strip()
+
+
+@contextmanager
+def _stop_requests() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM fill the list instead of breaking off mid-step; a second one breaks off."""
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    try:
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread, where signals are somebody else's affair
+        before = {}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process per run folder. The lock goes with the process, however that ends."""
+    with open(folder / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process is working on {folder}; wait for it or choose another --out") from None
+        yield
+
+
+def _as_name(expression: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.=+-]+", "-", expression.replace("()", "")).strip("-")
