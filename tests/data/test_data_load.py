@@ -216,7 +216,7 @@ def test_classes_are_picked_and_numbered_in_the_order_given(classes, numbers):
     assert set(part.test_y) == set(range(len(numbers)))
 
 
-@pytest.mark.parametrize("classes", ["", "a", "3-", "-3", "1,1", "10", "5-3", [], [-1], [10]])
+@pytest.mark.parametrize("classes", ["", "a", "3-", "-3", "1,1", "10", "5-3", [], [-1], [10], [1.5]])
 def test_classes_that_make_no_sense(classes):
     with pytest.raises(UserError, match="classes"):
         load("digits", classes=classes)

@@ -70,7 +70,7 @@ def test_nothing_is_called(tmp_path):
         Calls(eval, f"open({str(mark)!r}, 'w')"),
         Calls(exec, f"open({str(mark)!r}, 'w')"),
         Calls(open, str(mark), "w"),
-        Calls(getattr, os, "system") if False else Calls(getattr, "text", "upper"),
+        Calls(getattr, "text", "upper"),
         Calls(np.fromfile, str(mark)),
         Calls(np.save, str(mark), 3),
         Calls(bytearray, 10),
@@ -148,7 +148,7 @@ def with_state(*parts: bytes) -> bytes:
     ],
 )
 def test_tricks_with_what_is_allowed(tmp_path, content):
-    """Either a sentence, or, where the trick does not get as far as an array, nothing that a CIFAR file would accept."""
+    """One sentence that names the file, and the reader is afterwards what it was before."""
     before = {name: stand_in._make for name, stand_in in STAND_INS.items()}
     folder = layouts.cifar100(tmp_path)
     saved(folder, content).replace(folder / "train")

@@ -102,9 +102,6 @@ class Cub200(Source):
         path = folder / name
         if not path.is_file():
             raise UserError(f"{path} is missing: move {folder} away and run 'gracecl data get {self.name}'")
-        rows = (
-            line.partition(" ")
-            for line in path.read_text(encoding="utf-8", errors="replace").splitlines()
-            if line.strip()
-        )
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        rows = (line.partition(" ") for line in lines if line.strip())
         return {key: rest.strip() for key, _, rest in rows}

@@ -6,12 +6,12 @@ import hashlib
 import http.client
 import os
 import shutil
+import ssl
 import tempfile
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from gracecl.data.extract import extract
 from gracecl.data.progress import progress
@@ -39,7 +39,7 @@ def fetch_source(source: Source, root: Path, mirror: str | None, *, show: bool) 
             if archive.packed:
                 file = root / archive.file
                 fetch(url, file, archive.sha256, show=show)
-                _unpack(file, root, source.folder)
+                _unpack(file, root, source.folder, show)
             else:
                 fetch(url, folder / archive.file, archive.sha256, show=show)
     except OSError as error:
@@ -58,7 +58,7 @@ def _problems(source: Source, folder: Path) -> list[str]:
 
 def fetch(url: str, file: Path, sha256: str | None, *, show: bool = True) -> None:
     """Make `file` from `url`; a `.part` file beside it keeps what has arrived until it is whole and checked."""
-    if urlsplit(url).scheme not in ("http", "https"):
+    if not url.startswith(("http://", "https://")):
         raise UserError(f"cannot download '{url}': the address must begin with http:// or https://")
     if file.is_file() and (sha256 is None or _digest(file) == sha256):
         return
@@ -88,7 +88,7 @@ def _download(url: str, part: Path, show: bool) -> None:
                     f"{url} cannot be downloaded: the server answered {error.code} {error.reason}"
                 ) from error
             reason = f"the server answered {error.code} {error.reason}"
-        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
+        except (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, ConnectionError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
         failures = 0 if _size(part) > most else failures + 1
         most = max(most, _size(part))
@@ -144,14 +144,17 @@ def _address(archive: Archive, mirror: str | None, *, several: bool) -> str:
     return f"{mirror.rstrip('/')}/{archive.file}" if several or mirror.endswith("/") else mirror
 
 
-def _unpack(file: Path, root: Path, folder: str) -> None:
+def _unpack(file: Path, root: Path, folder: str, show: bool) -> None:
     """Unpack beside the place and move the finished folder into it, so that no half-unpacked set is ever seen there."""
     draft = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=root))
     try:
-        extract(file, draft)
+        extract(file, draft, show=show)
         if not (draft / folder).is_dir():
             raise UserError(f"{file} holds no folder '{folder}': it is not the archive of this data set")
         os.rename(draft / folder, root / folder)
+    except UserError:  # not so for a full disk: what was downloaded is then still good
+        file.unlink()
+        raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     file.unlink()

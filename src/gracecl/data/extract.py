@@ -36,7 +36,7 @@ def extract(archive: Path, into: Path, *, show: bool = True) -> None:
                     shutil.copyfileobj(stream, file, 1 << 20)
                 advance(1)
     except DAMAGED as error:
-        raise UserError(f"{archive} is damaged or of an unknown kind ({error}): remove it and get it again") from error
+        raise UserError(f"{archive} is damaged or of an unknown kind ({error}): get it again") from error
 
 
 def _tar_members(archive: Path) -> Iterator[Member]:

@@ -53,6 +53,9 @@ class _Reader(pickle.Unpickler):
             raise _Refused(f"'{module}.{name}'")
         return stand_in
 
+    def persistent_load(self, pid: Any) -> Any:
+        raise _Refused("an object outside the file")
+
 
 class _StandIn:
     """What an allowed name means here. A pickle cannot set its attributes, and so not change it for the next file."""

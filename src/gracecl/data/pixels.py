@@ -121,9 +121,11 @@ def centre(image: Image.Image, extent: Extent, margin: float = 1.0) -> Image.Ima
     """Scaled (bicubic) until it covers `margin` times the extent, then the middle cut out; untouched if it fits."""
     height, width = extent
     tall, wide = round(height * margin), round(width * margin)
-    if (image.height, image.width) != (tall, wide):
-        scale = max(tall / image.height, wide / image.width)
-        covering = max(wide, int(image.width * scale)), max(tall, int(image.height * scale))
+    if tall * image.width >= wide * image.height:
+        covering = tall * image.width // image.height, tall
+    else:
+        covering = wide, wide * image.height // image.width
+    if covering != image.size:
         image = image.resize(covering, Image.Resampling.BICUBIC)
     left, top = round((image.width - width) / 2), round((image.height - height) / 2)
     return image.crop((left, top, left + width, top + height))

@@ -46,7 +46,8 @@ class TinyImageNet(Source):
             raise UserError(f"{missing[0]} is missing: move {folder} away and run 'gracecl data get {self.name}'")
         if not train or not test:
             raise UserError(f"{folder} has no training or no validation images: run 'gracecl data check {self.name}'")
-        return [path for path, _ in (*train, *test)] + [folder / "val" / "val_annotations.txt"]
+        texts = [folder / "val" / "val_annotations.txt", folder / "words.txt"]
+        return [path for path, _ in (*train, *test)] + [path for path in texts if path.is_file()]
 
     def read(self, folder: Path) -> Contents:
         train, test = self._images(folder)
@@ -90,17 +91,14 @@ class TinyImageNet(Source):
         notes = folder / "val" / "val_annotations.txt"
         if not notes.is_file():
             raise UserError(f"{notes} is missing: move {folder} away and run 'gracecl data get {self.name}'")
-        rows = [
-            line.split("\t")
-            for line in notes.read_text(encoding="utf-8", errors="replace").splitlines()
-            if line.strip()
-        ]
+        lines = notes.read_text(encoding="utf-8", errors="replace").splitlines()
+        rows = [line.split("\t") for line in lines if line.strip()]
         if any(len(row) < 2 or row[1] not in WORDNET_IDS for row in rows):
             raise UserError(f"{notes} is damaged: it must name an image and its WordNet id on each line")
         return [(folder / "val" / "images" / Path(row[0]).name, row[1]) for row in rows]
 
     def _words(self, folder: Path) -> dict[str, str]:
-        """WordNet id -> English, for those who print results; the set works without."""
+        """WordNet id -> English; the set works without."""
         words = folder / "words.txt"
         lines = words.read_text(encoding="utf-8", errors="replace").splitlines() if words.is_file() else []
         return {wnid: text.split(",")[0].strip() for wnid, tab, text in (line.partition("\t") for line in lines) if tab}
