@@ -75,9 +75,7 @@ def write_run(root: Path, method: str = "grace(mose())", seed: int = 0, tasks: i
     return folder
 
 
-def evaluation(
-    step: int, task: int, at_end: bool, layers: int, rng: np.random.Generator, skill: float
-) -> dict[str, Any]:
+def evaluation(step: int, task: int, at_end: bool, layers: int, rng: np.random.Generator, skill: float) -> dict[str, Any]:
     """Old tasks fade, the new one is fresh; a half-learnt task is worse."""
     names = ["linear_last"]
     if layers > 1:

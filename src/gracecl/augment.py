@@ -183,7 +183,7 @@ def luminance(x: Tensor) -> Tensor:
 def window_sizes(area: Floats, aspect: Floats, height: int, width: int) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
     """Width and height in pixels of each candidate window, and whether it fits into the image."""
     pixels = area * height * width
-    w, h = np.round(np.sqrt(pixels * aspect)), np.round(np.sqrt(pixels / aspect))
+    w, h = np.rint(np.sqrt(pixels * aspect)), np.rint(np.sqrt(pixels / aspect))
     return w, h, (w >= 1) & (w <= width) & (h >= 1) & (h <= height)
 
 
@@ -232,12 +232,10 @@ AUGMENTATIONS: dict[str, View] = {
     "full": (ResizedCrop(0.2, 1.0), Flip(0.5), ColourJitter(p=0.8), Grey(0.2)),
     "partial": (PadCrop(4), Flip(0.5)),
 }
-"""`tau` is MOSE's second view, `simclr` the same with a flip, `partial` and `full` are what the replay literature calls so (`full` is also SCR's)."""
+"""`tau` is MOSE's second view, `simclr` the same with a flip; `partial` and `full` are the replay literature's"""
 
 
 def augmentation(name: str) -> View:
     if name not in AUGMENTATIONS:
-        raise UserError(
-            f"unknown augmentation '{name}'{nearest(name, AUGMENTATIONS)} (known: {', '.join(AUGMENTATIONS)})"
-        )
+        raise UserError(f"unknown augmentation '{name}'{nearest(name, AUGMENTATIONS)} (known: {', '.join(AUGMENTATIONS)})")
     return AUGMENTATIONS[name]

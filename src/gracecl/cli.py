@@ -70,8 +70,8 @@ def run(
 ) -> None:
     """Train methods on a stream and report.
 
-    Each METHOD is an expression such as er, "grace(er(n_recall=64))" or grace, which is grace(mose()), the paper's system. A run that was
-    stopped continues where it was when the same command is given again.
+    Each METHOD is an expression such as er, "grace(er(n_recall=64))" or grace, which is grace(mose()), the paper's system. A run
+    that was stopped continues where it was when the same command is given again.
 
     Args:
         methods: expressions of methods; 'gracecl list methods' names them
@@ -97,30 +97,28 @@ def run(
     from gracecl.watch import LiveWatch
 
     if not methods:
-        raise UserError(
-            "name at least one method, for example: gracecl run grace ('gracecl list methods' prints all of them)"
-        )
+        raise UserError("name at least one method, for example: gracecl run grace ('gracecl list methods' prints all of them)")
     configs = [
         running.RunConfig(
-            method,
-            stream,
-            net,
-            memory,
-            seed,
-            steps,
-            taps,
-            augment,
-            optimiser,
-            device,
-            precision,
-            compile,
-            eval_every,
-            checkpoint_every,
+            method=method,
+            stream=stream,
+            memory=memory,
+            net=net,
+            seed=seed,
+            steps=steps,
+            taps=taps,
+            augment=augment,
+            optimiser=optimiser,
+            device=device,
+            precision=precision,
+            compile=compile,
+            eval_every=eval_every,
+            checkpoint_every=checkpoint_every,
         ).canonical()
         for method in methods
         for seed in parse_seeds(seeds)
     ]
-    show(out, [interruptible(lambda config=config: running.run(config, out, data, LiveWatch())) for config in configs])
+    show(out, [running.run(config, out, data, LiveWatch()) for config in configs])
 
 
 def resume(folder: Positional[Path], /, data: Path | None = None, plugin: tuple[str, ...] = ()) -> None:
@@ -138,7 +136,7 @@ def resume(folder: Positional[Path], /, data: Path | None = None, plugin: tuple[
     found = sorted(file.parent for file in folder.rglob("config.json"))
     if not found:
         raise UserError(f"{folder} holds no run (no config.json); give the folder that 'gracecl run' printed")
-    show(folder, [interruptible(lambda run=run: running.resume(run, data, LiveWatch())) for run in found])
+    show(folder, [running.resume(run, data, LiveWatch()) for run in found])
 
 
 def write_report(folder: Positional[Path], /) -> None:
@@ -153,9 +151,7 @@ def write_report(folder: Positional[Path], /) -> None:
     show(folder, [run.path for run in runs])
 
 
-def list_names(
-    kind: Positional[Literal["methods", "streams", "nets", "datasets"]], /, plugin: tuple[str, ...] = ()
-) -> None:
+def list_names(kind: Positional[Literal["methods", "streams", "nets", "datasets"]], /, plugin: tuple[str, ...] = ()) -> None:
     """Print the names there are, a line each.
 
     Args:
@@ -173,9 +169,7 @@ def list_names(
     }[kind].summaries()
     if kind == "streams":
         sets = registry.datasets.summaries()
-        found = {
-            f"{family}-{name}": f"{what} — {text}" for family, text in found.items() for name, what in sets.items()
-        }
+        found = {f"{family}-{name}": f"{what} — {text}" for family, text in found.items() for name, what in sets.items()}
     widest = max(map(len, found))
     for name, text in found.items():
         print(f"{name.replace('_', '-') if kind == 'streams' else name:<{widest}}  {text}")
@@ -226,18 +220,7 @@ def show(out: Path, folders: Sequence[Path]) -> None:
     report.write_comparison(out, runs)
     for folder in folders:
         print(folder)
-    print(
-        f"{out / 'report.md'} and {out / 'comparison.png'} compare them; each folder has matrix.png, layers.png and losses.png"
-    )
-
-
-def interruptible(work: Callable[[], Path]) -> Path:
-    from gracecl.run import Interrupted
-
-    try:
-        return work()
-    except Interrupted as stop:
-        raise KeyboardInterrupt(str(stop)) from None
+    print(f"{out / 'report.md'} and {out / 'comparison.png'} compare them; each folder has matrix.png, layers.png and losses.png")
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -261,7 +244,8 @@ def load_plugins(names: Sequence[str]) -> None:
         try:
             if file.suffix == ".py":
                 spec = importlib.util.spec_from_file_location(file.stem, file)
-                assert spec is not None and spec.loader is not None
+                if spec is None or spec.loader is None:
+                    raise ImportError("not a Python file")
                 spec.loader.exec_module(importlib.util.module_from_spec(spec))
             else:
                 importlib.import_module(name)

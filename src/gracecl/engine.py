@@ -73,7 +73,8 @@ class Engine:
         if sources is None:
             sources = np.arange(self.images_seen, self.images_seen + len(labels))
         new = Incoming(x.to(self.device, non_blocking=True), labels, sources, self.progress, fresh)
-        outcome, notes = None, {}
+        outcome: Outcome | None = None
+        notes: dict[str, Tensor] = {}
         with rng.torch_seed(self.seed, "torch", self.progress.step, device=self.device):
             for repeat in range(self.method.repeats):
                 plan = self.method.plan(new, self.memories, self._rng("plan", repeat))
@@ -116,9 +117,7 @@ class Engine:
             views = self.method.views(name, self.augmentation)
             for number, view in enumerate(views):
                 stem = rng.key(self.seed, "augment", self.progress.step, repeat, name, number)
-                pixels.append(
-                    augment.apply(view, base, rng.uniform(stem, origin, augment.draws(view)), self.net.pixels)
-                )
+                pixels.append(augment.apply(view, base, rng.uniform(stem, origin, augment.draws(view)), self.net.pixels))
             labels.append(np.tile(np.concatenate([new.labels[rows.stream], memory.labels[rows.slots]]), len(views)))
             sources.append(np.tile(origin, len(views)))
             raw = tuple(number for number, view in enumerate(views) if augment.draws(view) == 0)
@@ -136,9 +135,7 @@ class Engine:
             out = self._forward(batch)
             table = self.method.losses(out, batch)
         self.optimiser.zero_grad(set_to_none=True)
-        self.method.backward(
-            table, self.scaler.scale(torch.ones((), device=self.device)) if self.scaler.is_enabled() else 1.0
-        )
+        self.method.backward(table, self.scaler.scale(torch.ones((), device=self.device)) if self.scaler.is_enabled() else 1.0)
         self.scaler.unscale_(self.optimiser)
         self.method.after_backward(batch)
         self.scaler.step(self.optimiser)

@@ -18,7 +18,7 @@ from gracecl.registry import nearest
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Percent right per rule and task (None for a task without images), and how well the linear rules' probabilities are calibrated."""
+    """Percent right per rule and task (None for a task without images), and how well the linear rules are calibrated."""
 
     accuracy: dict[str, list[float | None]]
     ece: dict[str, float]

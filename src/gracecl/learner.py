@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gracecl import checkpoint, nets, optim, rng, spec
-from gracecl.augment import Pixels
+from gracecl import checkpoint, optim
 from gracecl.core import Ints
-from gracecl.engine import Engine, Precision
+from gracecl.engine import Precision
 from gracecl.errors import UserError
 from gracecl.evaluate import seen_scores
-from gracecl.memory import Memories
 from gracecl.method import Method
+from gracecl.recipe import Recipe
 
 Images = Tensor | npt.NDArray[Any]
 Labels = Tensor | npt.NDArray[Any] | Sequence[int]
@@ -46,7 +46,7 @@ class Learner:
         augment: str = "tau",
         optimiser: str = optim.DEFAULT,
         seed: int = 0,
-        device: str = "cpu",
+        device: str = "auto",
         precision: Precision = "fp32",
     ) -> None:
         """`mean` and `std` are those of the pixels scaled to [0, 1], per channel; the default is 1/2 and 1/4."""
@@ -54,28 +54,22 @@ class Learner:
             raise UserError(f"a learner needs at least one class, not {classes}")
         if len(shape) != 3 or min(shape) < 1:
             raise UserError(f"shape is (channels, height, width), all at least 1, not {tuple(shape)}")
-        self.options = {
-            "method": method if isinstance(method, str) else repr(method), "classes": classes, "shape": list(shape), "memory": memory,
-            "net": net, "taps": taps, "mean": list(mean or [0.5] * shape[0]), "std": list(std or [0.25] * shape[0]), "augment": augment,
-            "optimiser": optimiser, "seed": seed, "precision": precision,
-        }  # fmt: skip
-        self.classes, self.shape = classes, tuple(shape)
-        self.method = spec.parse_method(method) if isinstance(method, str) else method
-        on = torch.device(device)
-        pixels = Pixels(tuple(self.options["mean"]), tuple(self.options["std"]), on)
-        with rng.torch_seed(seed, "net"):
-            tapped = nets.build(net, self.shape, classes, pixels, nets.taps_for(self.method, taps)).to(on)
-        memories = Memories(memory, self.shape, on)
-        self.engine = Engine(
-            self.method, tapped, memories, seed=seed, augmentation=augment, optimiser=optimiser, precision=precision
-        )
+        name = method if isinstance(method, str) else repr(method)
+        self.recipe = Recipe(name, net, memory, seed, taps, augment, optimiser, device, precision)
+        self.classes, self.shape = classes, shape
+        self.mean, self.std = tuple(mean or [0.5] * shape[0]), tuple(std or [0.25] * shape[0])
+        if not len(self.mean) == len(self.std) == shape[0]:
+            raise UserError(f"mean and std need one number for each of the {shape[0]} channels")
+        self.engine = self.recipe.build(shape, classes, self.mean, self.std)
+        self.method = self.engine.method
         self._task: Hashable = None
 
     def learn(self, x: Images, y: Labels, task: Hashable = None) -> dict[str, list[float]]:
         """Learns from one batch: uint8 images `[b, channels, height, width]` and their class numbers.
 
-        `task` names the task; another name than the last one's ends that task. Without names, a batch that brings a label not met before
-        starts a task, if the method works with tasks. Returns the loss of each term and tapped layer (nothing where the method only stored).
+        `task` names the task; another name than the last one's ends that task. Without names, a batch that brings a label not met
+        before starts a task, if the method works with tasks. Returns the loss of each term and tapped layer (nothing where the
+        method only stored).
         """
         images, labels = self._images(x), self._labels(y)
         if len(images) != len(labels):
@@ -89,12 +83,10 @@ class Learner:
 
     def predict(self, x: Images, rule: str | None = None) -> Ints:
         """The class of each image, among those met so far."""
-        return np.concatenate(
-            [columns[scores.argmax(dim=1)].cpu().numpy() for scores, columns in self._scores(x, rule)]
-        )
+        return np.concatenate([columns[scores.argmax(dim=1)].cpu().numpy() for scores, columns in self._scores(x, rule)])
 
     def predict_proba(self, x: Images, rule: str | None = None) -> npt.NDArray[np.float32]:
-        """`[n, classes]`: the softmax of the rule's scores; 0 for classes not met. Nearest-mean rules give the same order but flat values."""
+        """`[n, classes]`: the softmax of the rule's scores, 0 for classes not met; flat where the rule is a nearest-mean one."""
         chances = []
         for scores, columns in self._scores(x, rule):
             full = torch.zeros(len(scores), self.classes)
@@ -105,33 +97,30 @@ class Learner:
     def save(self, path: str | Path) -> None:
         """Everything needed to go on exactly from here, in one file."""
         task = self._task if isinstance(self._task, (str, int, type(None))) else repr(self._task)
-        checkpoint.save(Path(path), {"options": self.options, "task": task, "engine": self.engine.state_dict()})
+        data = {"classes": self.classes, "shape": self.shape, "mean": self.mean, "std": self.std}
+        recipe = {name: value for name, value in asdict(self.recipe).items() if name not in ("device", "compile")}
+        checkpoint.save(Path(path), {"learner": data | recipe, "task": task, "engine": self.engine.state_dict()})
 
     @classmethod
-    def load(cls, path: str | Path, device: str = "cpu") -> Learner:
+    def load(cls, path: str | Path, device: str = "auto") -> Learner:
+        """The learner that `save` wrote, on whichever device."""
         state = checkpoint.load(Path(path))
-        if "options" not in state:
+        if "learner" not in state:
             raise UserError(f"{path} is the checkpoint of a run, not of a learner; continue it with 'gracecl resume'")
-        options = state["options"] | {"shape": tuple(state["options"]["shape"])}
-        learner = cls(**options, device=device)
+        learner = cls(**state["learner"] | {"shape": tuple(state["learner"]["shape"])}, device=device)
         learner.engine.load_state_dict(state["engine"])
         learner._task = state["task"]
         return learner
 
     def _scores(self, x: Images, rule: str | None) -> list[tuple[Tensor, Tensor]]:
         net, images = self.engine.ready_to_predict(), self._images(x)
-        return [
-            seen_scores(self.method, out, self.engine.progress, rule or self.method.rule)
-            for _, out in net.sweep(images)
-        ]
+        return [seen_scores(self.method, out, self.engine.progress, rule or self.method.rule) for _, out in net.sweep(images)]
 
     def _number_of(self, task: Hashable, labels: Ints) -> int:
         """The running number of the batch's task."""
         progress = self.engine.progress
-        if task is None and self._task is None:
-            starts = bool(set(labels.tolist()) - set(progress.seen))
-        else:
-            starts = task != self._task
+        unnamed = task is None and self._task is None
+        starts = not set(labels.tolist()) <= set(progress.seen) if unnamed else task != self._task
         self._task = task
         return progress.task + 1 if starts else progress.task
 
@@ -142,9 +131,7 @@ class Learner:
                 f"images must be uint8 (0 to 255), not {images.dtype}; for floats in [0, 1] use (x * 255).round().astype('uint8')"
             )
         if images.ndim != 4 or tuple(images.shape[1:]) != self.shape:
-            raise UserError(
-                f"images must have the shape [batch, {', '.join(map(str, self.shape))}], not {list(images.shape)}"
-            )
+            raise UserError(f"images must have the shape [batch, {', '.join(map(str, self.shape))}], not {list(images.shape)}")
         if len(images) == 0:
             raise UserError("the batch is empty; give at least one image")
         return images

@@ -51,4 +51,5 @@ def supervised_contrast(embedding: Tensor, y: Tensor, temperature: float = 0.07)
 
 def frobenius_distance(a: Tensor, b: Tensor) -> Tensor:
     """The norm of the whole difference matrix of each layer, one square root over all its entries; its gradient at 0 is 0."""
-    return torch.linalg.vector_norm(a - b, dim=(1, 2))
+    norm: Tensor = torch.linalg.vector_norm(a - b, dim=(1, 2))
+    return norm

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from gracecl import spec
@@ -40,19 +42,15 @@ def sgd(
     return torch.optim.SGD(params, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=True)
 
 
-OPTIMISERS = {"adam": adam, "adamw": adamw, "sgd": sgd}
+OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": adam, "adamw": adamw, "sgd": sgd}
 
 
 def build(expression: str, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     call = spec.parse_call(expression)
     if call.name not in OPTIMISERS:
-        raise UserError(
-            f"unknown optimiser '{call.name}'{nearest(call.name, OPTIMISERS)} (known: {', '.join(OPTIMISERS)})"
-        )
+        raise UserError(f"unknown optimiser '{call.name}'{nearest(call.name, OPTIMISERS)} (known: {', '.join(OPTIMISERS)})")
     try:
-        optimiser: torch.optim.Optimizer = spec.checked_call(
-            OPTIMISERS[call.name], call.name, (params, *call.args), call.kwargs
-        )
+        optimiser: torch.optim.Optimizer = spec.checked_call(OPTIMISERS[call.name], call.name, (params, *call.args), call.kwargs)
     except ValueError as error:
         raise UserError(f"{expression}: {error}") from None
     return optimiser

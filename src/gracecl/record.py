@@ -1,7 +1,7 @@
 """The record of a run: one line of JSON per event, appended and never rewritten while the run goes on.
 
-Tables stay on the device until a flush, so that recording does not make a step wait. A resumed run drops the lines after its checkpoint
-and writes them again, the same; times are kept elsewhere, so two runs of one configuration give the same bytes.
+Tables stay on the device until a flush, so that recording does not make a step wait. A resumed run drops the lines after its
+checkpoint and writes them again, the same; times are kept elsewhere, so two runs of one configuration give the same bytes.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ class Recorder:
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        stacked = torch.cat(
-            [value.float().flatten() for _, outcome in pending for value in outcome.table.values()]
-        ).tolist()
+        stacked = torch.cat([value.float().flatten() for _, outcome in pending for value in outcome.table.values()]).tolist()
         used = 0
         for line, outcome in pending:
             rows = {}
@@ -61,7 +59,8 @@ class Recorder:
                 if is_loss(row) and not all(map(math.isfinite, rows[row])):
                     self._file.flush()
                     raise UserError(
-                        f"the loss row '{row}' became {rows[row]} at step {line['step']}; use a smaller learning rate (--optimiser) or fp32"
+                        f"the loss row '{row}' became {rows[row]} at step {line['step']}; "
+                        "use a smaller learning rate (--optimiser) or --precision fp32"
                     )
             self._write(line | {"rows": rows})
             self.latest |= rows

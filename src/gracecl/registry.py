@@ -58,7 +58,8 @@ class Registry:
     def written(self) -> dict[str, tuple[str, str]]:
         """name -> (module, first line of its docstring), read from the files of the package."""
         spec = importlib.util.find_spec(self.package)
-        assert spec is not None and spec.origin is not None
+        if spec is None or spec.origin is None:
+            raise ImportError(f"the package {self.package} is not installed")
         found = {}
         for file in sorted(Path(spec.origin).parent.glob("*.py")):
             tree = ast.parse(file.read_text(encoding="utf-8"))
@@ -72,7 +73,7 @@ class Registry:
 
     def name_of(self, thing: Any) -> str:
         """The name a thing was registered under, or its own in lower case."""
-        return self._name_of.get(thing, thing.__name__.lower())
+        return self._name_of.get(thing) or str(thing.__name__).lower()
 
     def names(self) -> list[str]:
         return sorted({*self.written, *self.loaded})
@@ -88,8 +89,7 @@ class Registry:
             importlib.import_module(self.written[key][0])
         if key not in self.loaded:
             raise UserError(
-                f"unknown {self.kind} '{name}'{nearest(key, self.names())} "
-                f"('gracecl list {self.kind}s' prints all of them)"
+                f"unknown {self.kind} '{name}'{nearest(key, self.names())} ('gracecl list {self.kind}s' prints all of them)"
             )
         return self.loaded[key]
 

@@ -52,13 +52,15 @@ def uniform(stem: int, ids: npt.NDArray[np.int64], n: int) -> npt.NDArray[np.flo
         rows = _mix_array(ids.astype(np.uint64) * np.uint64(_GOLDEN) + np.uint64(stem))
         columns = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
         bits = _mix_array(rows[:, None] + columns[None, :])
-    return (bits >> np.uint64(11)) * 2.0**-53
+    numbers: npt.NDArray[np.float64] = (bits >> np.uint64(11)) * 2.0**-53
+    return numbers
 
 
 def _mix_array(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
+    mixed: npt.NDArray[np.uint64] = value ^ (value >> np.uint64(31))
+    return mixed
 
 
 @contextmanager

@@ -19,13 +19,10 @@ from typing import Any
 
 import torch
 
-from gracecl import __version__, checkpoint, nets, optim, report, rng, spec, streams
-from gracecl.augment import Pixels
-from gracecl.engine import Engine, Precision
+from gracecl import __version__, checkpoint, report, spec, streams
 from gracecl.errors import UserError
-from gracecl.memory import Memories
+from gracecl.recipe import Recipe, device_of
 from gracecl.record import Recorder
-from gracecl.registry import nearest
 from gracecl.trainer import Trainer
 from gracecl.watch import Watch
 
@@ -33,23 +30,17 @@ SECONDS_BETWEEN_CHECKPOINTS = 120.0
 
 
 @dataclass(frozen=True)
-class RunConfig:
-    """What is learned, by what, with what. Two runs with equal configurations give equal results to the bit."""
+class RunConfig(Recipe):
+    """A recipe, the stream it learns from, and how often to look."""
 
-    method: str
-    stream: str
-    net: str = "resnet18(width=64)"
-    memory: int = 1000
-    seed: int = 0
+    stream: str = "split-cifar100"
+    """an expression such as split-cifar100(tasks=5, classes='0-19')"""
     steps: int | None = None
-    taps: int | None = None
-    augment: str = "tau"
-    optimiser: str = optim.DEFAULT
-    device: str = "cpu"
-    precision: Precision = "fp32"
-    compile: bool = False
+    """batches after which the stream is cut; None is all of it"""
     eval_every: int = 0
+    """evaluate every so many steps too, not only where tasks end"""
     checkpoint_every: int = 500
+    """save every so many steps (and every two minutes)"""
 
     def canonical(self) -> RunConfig:
         """The same configuration in its own words: `GRACE` and `grace(mose())` are one."""
@@ -60,14 +51,14 @@ class RunConfig:
         return replace(self, method=repr(spec.parse_method(self.method)), device=str(device_of(self.device)))
 
     def folder(self, out: Path) -> Path:
-        """`<out>/<stream>/<method>/<hash>/<seed>`; the hash tells configurations apart, whatever their seed and how often they are saved."""
+        """`<out>/<stream>/<method>/<hash>/<seed>`; the hash tells configurations apart, whatever their seed."""
         identity = {name: value for name, value in asdict(self).items() if name not in ("seed", "checkpoint_every")}
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
         return out / _as_name(self.stream) / _as_name(self.method) / digest / str(self.seed)
 
 
-class Interrupted(Exception):
-    """The user stopped the run; everything is saved."""
+class Interrupted(KeyboardInterrupt):
+    """The user stopped the run between two steps; everything is saved, and the text says how to continue."""
 
 
 def run(config: RunConfig, out: Path, data_root: str | Path | None = None, watch: Watch | None = None) -> Path:
@@ -99,27 +90,12 @@ def resume(folder: Path, data_root: str | Path | None = None, watch: Watch | Non
 
 def build(config: RunConfig, record: Path, data_root: str | Path | None = None, keep_until: int = 0) -> Trainer:
     """Everything a configuration names, put together and at its first step."""
-    method = spec.parse_method(config.method)
-    device = device_of(config.device)
-    stream = method.stream(streams.build(config.stream, config.seed, data_root))
+    stream = spec.parse_method(config.method).stream(streams.build(config.stream, config.seed, data_root))
     if config.steps is not None:
         stream = stream.cut(config.steps)
     data = stream.data
-    with rng.torch_seed(config.seed, "net"):
-        taps = nets.taps_for(method, config.taps)
-        net = nets.build(config.net, data.shape, data.classes, Pixels(data.mean, data.std, device), taps).to(device)
-    if config.compile:
-        net.backbone.compile()
-    engine = Engine(
-        method,
-        net,
-        Memories(config.memory, data.shape, device),
-        seed=config.seed,
-        augmentation=config.augment,
-        optimiser=config.optimiser,
-        precision=config.precision,
-    )
-    return Trainer(engine, stream.to(device), Recorder(record, keep_until), config.eval_every)
+    engine = config.build(data.shape, data.classes, data.mean, data.std)
+    return Trainer(engine, stream.to(engine.device), Recorder(record, keep_until), config.eval_every)
 
 
 def _train(config: RunConfig, folder: Path, data_root: str | Path | None, watch: Watch) -> None:
@@ -179,19 +155,6 @@ def _write_config(config: RunConfig, folder: Path, trainer: Trainer, data_root: 
     }
     text = json.dumps(described, indent=1)
     checkpoint.write_atomically(folder / "config.json", lambda beside: beside.write_text(text, encoding="utf-8"))
-
-
-def device_of(name: str) -> torch.device:
-    """`auto` is the GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"unknown device '{name}'{nearest(name, ['cpu', 'cuda'])}; use cpu, cuda or cuda:1") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device '{name}' was asked for, but this PyTorch sees no GPU; use --device cpu")
-    return device
 
 
 def commit() -> str | None:

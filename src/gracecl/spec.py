@@ -53,9 +53,7 @@ def checked_call(target: Callable[..., Any], name: str, args: tuple[Any, ...], k
     known = [p.name for p in inspect.signature(target).parameters.values() if p.kind is not p.VAR_KEYWORD]
     for given in kwargs:
         if given not in known:
-            raise UserError(
-                f"{name} has no option '{given}'{nearest(given, known)} (options: {', '.join(known) or 'none'})"
-            )
+            raise UserError(f"{name} has no option '{given}'{nearest(given, known)} (options: {', '.join(known) or 'none'})")
     if len(args) > len(known):
         raise UserError(f"{name} takes at most {len(known)} arguments, {len(args)} were given")
     return target(*args, **kwargs)
@@ -88,9 +86,7 @@ def _parse(text: str) -> ast.expr:
     try:
         return ast.parse(plain.strip(), mode="eval").body
     except SyntaxError as error:
-        raise UserError(
-            f"cannot read the expression '{text}': {error.msg}; write for example grace(er(n_recall=64))"
-        ) from None
+        raise UserError(f"cannot read the expression '{text}': {error.msg}; write for example grace(er(n_recall=64))") from None
 
 
 def _read(node: ast.expr, text: str) -> Any:
@@ -117,9 +113,7 @@ def _read(node: ast.expr, text: str) -> Any:
 def _build_method(read: Any) -> Any:
     match read:
         case Call(name, args, kwargs):
-            built = Call(
-                name, tuple(map(_build_method, args)), {key: _build_method(value) for key, value in kwargs.items()}
-            )
+            built = Call(name, tuple(map(_build_method, args)), {key: _build_method(value) for key, value in kwargs.items()})
             return construct(methods, built)
         case (left, "+", right):
             return _build_method(left) + _build_method(right)

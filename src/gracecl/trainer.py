@@ -75,9 +75,7 @@ class Trainer:
         started = time.perf_counter()
         self.evaluation = result = evaluate(self.engine, *self.test_images())
         mark = int(np.searchsorted(self.stream.marks, step))
-        self.recorder.event(
-            "eval", step, task=mark, task_end=at_mark, accuracy=result.accuracy, ece=result.ece, nll=result.nll
-        )
+        self.recorder.event("eval", step, task=mark, task_end=at_mark, accuracy=result.accuracy, ece=result.ece, nll=result.nll)
         self.timing.eval_seconds += time.perf_counter() - started
 
     def test_images(self) -> tuple[Tensor, Ints, Ints]:

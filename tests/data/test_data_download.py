@@ -308,9 +308,7 @@ def test_harmful_zip_members(tmp_path, name):
 def test_a_link_first_and_a_file_through_it(tmp_path):
     into = tmp_path / "into"
     into.mkdir()
-    archive = tar_with(
-        tmp_path / "bad.tar.gz", ("door", tarfile.SYMTYPE, str(tmp_path)), ("door/outside", tarfile.REGTYPE, "")
-    )
+    archive = tar_with(tmp_path / "bad.tar.gz", ("door", tarfile.SYMTYPE, str(tmp_path)), ("door/outside", tarfile.REGTYPE, ""))
     with pytest.raises(UserError, match="'door' is a link"):
         extract(archive, into, show=False)
     assert not (tmp_path / "outside").exists()

@@ -193,8 +193,7 @@ def test_the_environment_names_the_place(tmp_path, monkeypatch):
 def test_check_compares_counts_then_pixels(tmp_path, monkeypatch):
     layouts.cifar100(tmp_path)
     assert any(
-        "100 of 100 classes have the wrong number of training images: fine0 has 2 of 500" in p
-        for p in check("cifar100", tmp_path)
+        "100 of 100 classes have the wrong number of training images: fine0 has 2 of 500" in p for p in check("cifar100", tmp_path)
     )
     complete = layouts.cifar10(tmp_path)
     monkeypatch.setattr(Cifar, "problems", lambda self, folder: [])

@@ -52,10 +52,7 @@ def test_the_form_that_python_2_wrote(tmp_path):
     text = (
         b"\x80\x02}q\x01(U\x04dataq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\nq\x04K\x00\x85U\x01b\x87R"
         b"q\x05(K\x01K\x02M\x00\x0c\x86cnumpy\ndtype\nq\x06U\x02u1K\x00K\x01\x87Rq\x07(K\x03U\x01|NNNJ\xff\xff\xff\xff"
-        b"J\xff\xff\xff\xffK\x00tb\x89T"
-        + struct.pack("<i", len(raw))
-        + raw
-        + b"tbU\x0bfine_labelsq\x08]q\t(K\x03K\x05eu."
+        b"J\xff\xff\xff\xffK\x00tb\x89T" + struct.pack("<i", len(raw)) + raw + b"tbU\x0bfine_labelsq\x08]q\t(K\x03K\x05eu."
     )
     content = read_pickle(saved(tmp_path, text))
     assert content["fine_labels"] == [3, 5]

@@ -21,9 +21,7 @@ def _no_copy_of_the_cache(monkeypatch):
 
 def needs(folder: str) -> pytest.MarkDecorator:
     root = os.environ.get("GRACECL_DATA")
-    return pytest.mark.skipif(
-        root is None or not (Path(root) / folder).is_dir(), reason=f"GRACECL_DATA has no folder {folder}"
-    )
+    return pytest.mark.skipif(root is None or not (Path(root) / folder).is_dir(), reason=f"GRACECL_DATA has no folder {folder}")
 
 
 @needs("cifar-100-python")

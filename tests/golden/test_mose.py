@@ -80,9 +80,7 @@ def batch(case: str, dtype: torch.dtype = torch.float32) -> Batch:
     blocks = {"new": Block(0, n, 4, n, (0, 1))}
     if later:
         blocks["balanced"] = Block(4 * n, k, 4, 0, (0, 1))
-    progress = Progress(
-        step=1, task=1 if later else 0, seen=tuple(GOLDEN["seen_classes"]), current=tuple(GOLDEN["new_classes"])
-    )
+    progress = Progress(step=1, task=1 if later else 0, seen=tuple(GOLDEN["seen_classes"]), current=tuple(GOLDEN["new_classes"]))
     return Batch(x, y, np.arange(len(y)), blocks, progress, CLASSES, seed=0)
 
 
@@ -127,7 +125,7 @@ def test_losses(case: str, dtype: torch.dtype, where: str) -> None:
 
 
 def test_two_optimiser_steps(case: str) -> None:
-    """Gradients, gradient norms, BatchNorm statistics, and the weights after one and two steps of Adam, through the engine's own update."""
+    """Gradients and their norms, BatchNorm statistics, weights after one and two steps of Adam: through the engine's own update."""
     engine = build()
     outcome, _ = engine._update(batch(case))
     close(
@@ -138,9 +136,7 @@ def test_two_optimiser_steps(case: str) -> None:
     for name in GOLDEN.files:
         if name.startswith(f"{case}grad/"):
             golden = GOLDEN[name]
-            np.testing.assert_allclose(
-                ours(gradients, name.split("/", 2)[2]), golden, rtol=0, atol=5e-5 * np.abs(golden).max()
-            )
+            np.testing.assert_allclose(ours(gradients, name.split("/", 2)[2]), golden, rtol=0, atol=5e-5 * np.abs(golden).max())
         if name.startswith(f"{case}bn/"):
             close(ours(engine.net.state_dict(), name.split("/", 2)[2]), GOLDEN[name])
     for name, norm in zip(GOLDEN[f"{case}gradnorm_names"], GOLDEN[f"{case}gradnorm"], strict=True):

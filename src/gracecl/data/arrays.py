@@ -34,16 +34,12 @@ def from_arrays(
     """
     train, test = _images(train_x, "train_x"), _images(test_x, "test_x")
     if train.shape[1:] != test.shape[1:]:
-        raise UserError(
-            f"train_x holds images of shape {train.shape[1:]} and test_x of {test.shape[1:]}; they must agree"
-        )
+        raise UserError(f"train_x holds images of shape {train.shape[1:]} and test_x of {test.shape[1:]}; they must agree")
     train_labels, test_labels = _labels(train_y, "train_y", len(train)), _labels(test_y, "test_y", len(test))
     count = int(max(train_labels.max(), test_labels.max())) + 1
     names = tuple(str(number) for number in range(count)) if class_names is None else tuple(class_names)
     if len(names) < count:
-        raise UserError(
-            f"class_names has {len(names)} names, but the labels go up to {count - 1}; give at least {count}"
-        )
+        raise UserError(f"class_names has {len(names)} names, but the labels go up to {count - 1}; give at least {count}")
     own_mean, own_std = channel_statistics(train) if mean is None or std is None else ((), ())
     return Data(
         name=name,
@@ -69,9 +65,7 @@ def _images(given: Any, what: str) -> Images:
     elif channels_first:
         _refuse_swapped(what, channels=array.shape[1], other=array.shape[3], advice="tensors are [N, channels, H, W]")
     else:
-        _refuse_swapped(
-            what, channels=array.shape[3], other=array.shape[1], advice="numpy arrays are [N, H, W, channels]"
-        )
+        _refuse_swapped(what, channels=array.shape[3], other=array.shape[1], advice="numpy arrays are [N, H, W, channels]")
         array = array.transpose(0, 3, 1, 2)
     if array.size == 0:
         raise UserError(f"{what} holds no images (shape {tuple(np.shape(given))})")

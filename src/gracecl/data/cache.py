@@ -79,9 +79,7 @@ def decoded(
     try:
         _write(entry, key, contents, extent, title)
     except OSError as error:
-        log.warning(
-            "cannot keep the decoded images in %s (%s); going on without, so the next start decodes again", entry, error
-        )
+        log.warning("cannot keep the decoded images in %s (%s); going on without, so the next start decodes again", entry, error)
     else:
         if (ready := _opened(entry, key, limit)) is not None:
             return ready
@@ -125,9 +123,7 @@ def _write(entry: Path, key: str, contents: Contents, extent: Extent | None, tit
                 labels = getattr(contents, f"{split}_y")
                 np.save(draft / f"{split}_y.npy", labels)
                 arrays[f"{split}_y"] = zlib.crc32(labels.data)
-                arrays[f"{split}_x"] = _write_pixels(
-                    draft / f"{split}_x.npy", getattr(contents, split), extent, advance
-                )
+                arrays[f"{split}_x"] = _write_pixels(draft / f"{split}_x.npy", getattr(contents, split), extent, advance)
         about = {"key": key, "class_names": contents.class_names, "arrays": arrays}
         (draft / "entry.json").write_text(json.dumps(about), encoding="utf-8")
         draft.chmod(0o755)

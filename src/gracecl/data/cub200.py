@@ -42,9 +42,7 @@ class Cub200(Source):
         if missing := missing_files(images):
             raise UserError(f"{missing[0]} is missing: move {folder} away and run 'gracecl data get {self.name}'")
         if not images:
-            raise UserError(
-                f"{folder / 'images'} has no images: move {folder} away and run 'gracecl data get {self.name}'"
-            )
+            raise UserError(f"{folder / 'images'} has no images: move {folder} away and run 'gracecl data get {self.name}'")
         tables = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt")
         return images + [folder / table for table in tables]
 
@@ -91,11 +89,7 @@ class Cub200(Source):
         if escaping := [path for path in paths.values() if ".." in Path(path).parts or Path(path).is_absolute()]:
             raise UserError(f"{folder / 'images.txt'} names a file outside the data set: {escaping[0]}")
         there = {path.name for path in (folder / "images").glob("*") if path.is_dir()}
-        return [
-            (folder / "images" / path, labels[row], parts[row])
-            for row, path in paths.items()
-            if path.split("/")[0] in there
-        ]
+        return [(folder / "images" / path, labels[row], parts[row]) for row, path in paths.items() if path.split("/")[0] in there]
 
     def _table(self, folder: Path, name: str) -> dict[str, str]:
         """The first word of each line -> the rest of it."""

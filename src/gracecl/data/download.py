@@ -43,9 +43,7 @@ def fetch_source(source: Source, root: Path, mirror: str | None, *, show: bool) 
             else:
                 fetch(url, folder / archive.file, archive.sha256, show=show)
     except OSError as error:
-        raise UserError(
-            f"cannot write to {root} ({error.strerror or error}): free some space or name another folder"
-        ) from error
+        raise UserError(f"cannot write to {root} ({error.strerror or error}): free some space or name another folder") from error
     return folder
 
 
@@ -84,9 +82,7 @@ def _download(url: str, part: Path, show: bool) -> None:
             reason = "the connection was cut"
         except urllib.error.HTTPError as error:
             if error.code < 500 and error.code != 429:
-                raise UserError(
-                    f"{url} cannot be downloaded: the server answered {error.code} {error.reason}"
-                ) from error
+                raise UserError(f"{url} cannot be downloaded: the server answered {error.code} {error.reason}") from error
             reason = f"the server answered {error.code} {error.reason}"
         except (urllib.error.URLError, http.client.HTTPException, ssl.SSLError, ConnectionError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
@@ -94,8 +90,7 @@ def _download(url: str, part: Path, show: bool) -> None:
         most = max(most, _size(part))
         if failures > len(PAUSES):
             raise UserError(
-                f"the download of {url} stopped after {_size(part):,} bytes ({reason}); "
-                "run the same command again to continue"
+                f"the download of {url} stopped after {_size(part):,} bytes ({reason}); run the same command again to continue"
             )
         time.sleep(PAUSES[max(failures - 1, 0)])
 

@@ -88,9 +88,7 @@ def _images(place: Path) -> Rows:
     """Every image below each class's folder, in alphabetical order."""
     rows: Rows = []
     for folder in sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith(".")):
-        images = sorted(
-            path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS and not path.name.startswith(".")
-        )
+        images = sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS and not path.name.startswith("."))
         rows += [(image, folder.name) for image in images]
     if not rows:
         raise UserError(f"{place} has no images in sub-folders, one for each class")

@@ -57,9 +57,7 @@ class IdxSource(Source):
     def _file(self, folder: Path, name: str) -> Path:
         found = next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
         if found is None:
-            raise UserError(
-                f"{folder} has neither {name} nor {name}.gz: run 'gracecl data get {self.name} --data {folder.parent}'"
-            )
+            raise UserError(f"{folder} has neither {name} nor {name}.gz: run 'gracecl data get {self.name} --data {folder.parent}'")
         return found
 
 

@@ -86,9 +86,7 @@ def _is_source(known: Any) -> TypeGuard[type[Source]]:
 def _made(name: str, function: Callable[[Path, int | None], Any], root: Path, size: int | None) -> Data:
     data = function(root, size)
     if not isinstance(data, Data):
-        raise UserError(
-            f"the data set '{name}' is registered, but gave {type(data).__name__} instead of gracecl.data.Data"
-        )
+        raise UserError(f"the data set '{name}' is registered, but gave {type(data).__name__} instead of gracecl.data.Data")
     return data
 
 

@@ -88,9 +88,7 @@ def count_problems(part: str, labels: Labels, expected: Sequence[int], names: Se
     return [f"{len(wrong)} of {len(expected)} classes have the wrong number of {part} images: {some(examples)}"]
 
 
-def differences(
-    contents: Contents, train_counts: Sequence[int], test_counts: Sequence[int], digest: str | None
-) -> list[str]:
+def differences(contents: Contents, train_counts: Sequence[int], test_counts: Sequence[int], digest: str | None) -> list[str]:
     """How the contents differ from a complete copy: the images of each class, then, if these agree, their pixels."""
     names = contents.class_names
     found = count_problems("training", contents.train_y, train_counts, names)

@@ -83,9 +83,7 @@ class TinyImageNet(Source):
 
     def _train_files(self, folder: Path) -> Rows:
         """Classes in official order, images by name."""
-        return [
-            (path, wnid) for wnid in WORDNET_IDS for path in sorted((folder / "train" / wnid / "images").glob("*.JPEG"))
-        ]
+        return [(path, wnid) for wnid in WORDNET_IDS for path in sorted((folder / "train" / wnid / "images").glob("*.JPEG"))]
 
     def _annotated(self, folder: Path) -> Rows:
         notes = folder / "val" / "val_annotations.txt"

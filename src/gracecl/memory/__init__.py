@@ -34,9 +34,7 @@ class Memories:
     def carve(self, name: str, slots: int) -> Memory:
         """A second store whose slots are taken from `replay`, so that the total stays what the user gave."""
         if slots > self.replay.capacity:
-            raise UserError(
-                f"a memory of {self.replay.capacity} images has no {slots} slots for '{name}'; use a larger --memory"
-            )
+            raise UserError(f"a memory of {self.replay.capacity} images has no {slots} slots for '{name}'; use a larger --memory")
         self.stores["replay"] = Memory(self.replay.capacity - slots, self._shape, self._device)
         self.stores[name] = Memory(slots, self._shape, self._device)
         return self.stores[name]

@@ -18,7 +18,7 @@ from gracecl.errors import UserError
 
 
 class Memory:
-    """Preallocated slots. `add` offers images, `draw` picks slots, `memory[slots]` gives their images, `labels` and `tasks` are arrays."""
+    """Preallocated slots. `add` offers images, `draw` picks slots, `memory[slots]` gives their images."""
 
     def __init__(self, capacity: int, shape: tuple[int, int, int], device: torch.device | str = "cpu") -> None:
         if capacity < 0:
@@ -98,9 +98,7 @@ class Memory:
 
     def composition(self) -> dict[int, int]:
         """label -> images held."""
-        return {
-            label: self._by_label.size(label) for label in sorted(self._by_label.keys()) if self._by_label.size(label)
-        }
+        return {label: self._by_label.size(label) for label in sorted(self._by_label.keys()) if self._by_label.size(label)}
 
     def state_dict(self) -> dict[str, Any]:
         """Filled slots only: a checkpoint of a half-empty memory is half the size."""
@@ -125,9 +123,7 @@ class Memory:
         self._by_label.load_state_dict(state["by_label"], self.labels[held])
         self._by_task.load_state_dict(state["by_task"], self.tasks[held])
         for name, value in state["notes"].items():
-            self.notes[name] = torch.zeros(
-                (self.capacity, *value.shape[1:]), dtype=value.dtype, device=self.images.device
-            )
+            self.notes[name] = torch.zeros((self.capacity, *value.shape[1:]), dtype=value.dtype, device=self.images.device)
             self.notes[name][held] = value.to(self.images.device)
 
 

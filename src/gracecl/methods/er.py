@@ -5,8 +5,8 @@
         step on CE(B_n ∪ B_M)
         memory <- reservoir(memory, B_n)
 
-Differences from the paper: the softmax spans all classes (the paper's is restricted to the task's own); every image is seen through the
-run's augmentation (the paper has none, `--augment none` gives that).
+Differences from the paper: the softmax spans all classes (the paper's is restricted to the task's own); every image is seen
+through the run's augmentation (the paper has none, `--augment none` gives that).
 """
 
 from __future__ import annotations
@@ -44,6 +44,5 @@ class ER(Method):
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         return {
-            f"ce/{block}": cross_entropy(out.logits[:, where.rows], batch.y[where.rows])
-            for block, where in batch.blocks.items()
+            f"ce/{block}": cross_entropy(out.logits[:, where.rows], batch.y[where.rows]) for block, where in batch.blocks.items()
         }

@@ -7,12 +7,13 @@
             H_l <- mean entropy of softmax(head l);  z <- (H - mean H) / std H;  γ <- β exp(tanh(z))
             step on Σ_l ( α_l · L_l + γ_l · H_l )
 
-L_l is whatever the inner method's table says; α multiplies its cross-entropy rows, the others (contrast, distillation, penalties) stay.
+L_l is whatever the inner method's table says; α multiplies its cross-entropy rows, the others (contrast, distillation, penalties)
+stay.
 
-Differences from the paper, which contradicts itself in places; each choice is an option below:
-α_l L_l is summed in every mini-batch (the printed algorithm sums it once, before any batch exists); γ is not differentiated; std is that of a
-complete set; where all layers agree (std below 1e-8) z is 0; the past is the replay memory at the task boundary, so α moves no image out of
-the budget; entropies are taken over all images of the step and all outputs. Predictions are the inner method's.
+Differences from the paper, which contradicts itself in places; each choice is an option below: α_l L_l is summed in every
+mini-batch (the printed algorithm sums it once, before any batch exists); γ is not differentiated; std is that of a complete set;
+where all layers agree (std below 1e-8) z is 0; the past is the replay memory at the task boundary, so α moves no image out of the
+budget; entropies are taken over all images of the step and all outputs. Predictions are the inner method's.
 """
 
 from __future__ import annotations
@@ -48,14 +49,15 @@ class Grace(Wrapper):
     beta: float = 0.005
     """β, the base strength of the entropy term"""
     entropy_mode: Literal["alg1", "cpr", "target", "deviation", "cpr_literal", "uniform", "none"] = "alg1"
-    """alg1: +β e^tanh(z) H, as Algorithm 1 prints. cpr: -β e^tanh(-z) H, as the introduction says. target: β (e^tanh(z) - 1) H, towards the
-    mean, as the abstract says. deviation: β (H - mean H)², as the theorems say. cpr_literal: -β e^tanh(z) H. uniform: β H. none: no term"""
+    """what is added per layer. alg1: +β e^tanh(z) H, as Algorithm 1 prints. cpr: -β e^tanh(-z) H, as the introduction says.
+    target: β (e^tanh(z) - 1) H, towards the mean, as the abstract says. deviation: β (H - mean H)², as the theorems say.
+    cpr_literal: -β e^tanh(z) H. uniform: β H. none: nothing"""
     adaptive: bool = True
     """whether α follows the past accuracies; False is the ablation without adaptive training, α = 1"""
     alpha_on: Literal["ce", "ce_new", "all"] = "ce"
     """which rows α multiplies: cross-entropy, cross-entropy on the current task alone, or every row"""
     val_source: Literal["buffer", "heldout", "test_oracle"] = "buffer"
-    """images of the past that give A: the replay memory; a tenth of its slots that is never replayed; the test sets (diagnosis only)"""
+    """images that give A: the replay memory; a tenth of its slots that is never replayed; the test sets (for diagnosis only)"""
     entropy_on: Literal["all", "new", "stream"] = "all"
     """images whose entropy counts: all supervised rows, the block of new images, or the raw views of the stream's own images"""
     classes: Literal["all", "seen"] = "all"
@@ -68,7 +70,7 @@ class Grace(Wrapper):
     """smallest standard deviation that z is divided by; below 1e-8, z is 0"""
 
     own_boundaries: ClassVar[Boundaries] = "used"
-    wants_taps: ClassVar[bool] = True  # type: ignore[assignment]
+    wants_taps: ClassVar[bool] = True
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         if self.val_source == "heldout":
@@ -90,9 +92,7 @@ class Grace(Wrapper):
     def past(self, memories: Memories) -> tuple[Tensor, Ints]:
         if self.val_source == "test_oracle":
             if memories.oracle is None:
-                raise UserError(
-                    "grace: val_source='test_oracle' needs a stream with test images; use 'buffer' or 'heldout' here"
-                )
+                raise UserError("grace: val_source='test_oracle' needs a stream with test images; use 'buffer' or 'heldout' here")
             return memories.oracle()
         store = memories["heldout"] if self.val_source == "heldout" else memories.replay
         return store.images[: len(store)], store.labels[: len(store)]
@@ -100,7 +100,8 @@ class Grace(Wrapper):
     def relative(self, values: Tensor) -> Tensor:
         """Each layer's value against the others': (value - mean) / std over the layers."""
         mean = values.mean()
-        std = torch.sqrt(((values - mean) ** 2).sum() / max(1, len(values) - self.unbiased))
+        variance = ((values - mean) ** 2).sum() / max(1, len(values) - self.unbiased)
+        std = torch.sqrt(variance.clamp(min=1e-20))  # the root of 0 has no gradient
         z = (values - mean) / std.clamp(min=max(self.sigma_floor, 1e-8))
         return torch.where(std < 1e-8, torch.zeros_like(z), z)
 
@@ -161,9 +162,7 @@ class Grace(Wrapper):
             return batch.stream_rows
         if self.entropy_on == "new":
             if "new" not in batch.blocks:
-                raise UserError(
-                    f"{self!r}: {self.inner!r} has no block of new images; use entropy_on='all' or 'stream'"
-                )
+                raise UserError(f"{self!r}: {self.inner!r} has no block of new images; use entropy_on='all' or 'stream'")
             return batch.rows("new")
         return batch.supervised
 
@@ -213,4 +212,5 @@ def gradient_ratio(logits: Tensor, y: Tensor, gamma: Tensor, alpha: Tensor) -> T
     h = -(p * log_p).sum(dim=-1, keepdim=True)
     of_entropy = (p * (log_p + h)).flatten(1).norm(dim=1)
     of_cross_entropy = (p - F.one_hot(y, p.shape[-1])).flatten(1).norm(dim=1)
-    return gamma.detach().abs() * of_entropy / (alpha * of_cross_entropy).clamp(min=1e-12)
+    ratio: Tensor = gamma.detach().abs() * of_entropy / (alpha * of_cross_entropy).clamp(min=1e-12)
+    return ratio

@@ -12,11 +12,11 @@
         memory <- reservoir(memory, x)
     predict by the nearest class mean of the memory's features, averaged over the experts
 
-Differences from the paper and its program: the reservoir is exact (the program's is slightly biased within a batch); a single current-task
-image in memory is replayed (the program drops it by an indexing slip); τ's window candidates are drawn per image, ten each (the program
-draws ten times the batch and shares them out; the distribution is the same); images are stored as bytes; precision is the run's (the program
-uses fp16); a class without memory images gets a direction by first-seen order; unseen classes are ruled out at inference for every rule;
-the fusion layer that the program never uses does not exist.
+Differences from the paper and its program: the reservoir is exact (the program's is slightly biased within a batch); a single
+current-task image in memory is replayed (the program drops it by an indexing slip); τ's window candidates are drawn per image,
+ten each (the program draws ten times the batch and shares them out; the distribution is the same); images are stored as bytes;
+precision is the run's (the program uses fp16); a class without memory images gets a direction by first-seen order; unseen classes
+are ruled out at inference for every rule; the fusion layer that the program never uses does not exist.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class MOSE(Method):
         if not -net.layers <= self.student < net.layers:
             raise UserError(f"mose: student {self.student} is not one of the {net.layers} experts")
         student = self.student % net.layers
-        self.teachers = torch.tensor([layer for layer in range(net.layers) if layer != student])
+        self.teachers = torch.tensor([layer for layer in range(net.layers) if layer != student], dtype=torch.int64)
         self.adapt = net.extra("adaptation", nn.Linear(net.width, net.width))
 
     def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:

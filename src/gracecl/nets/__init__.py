@@ -18,9 +18,7 @@ def taps_for(method: Method, taps: int | None) -> int | None:
     return taps if taps is not None or method.wants_taps else 1
 
 
-def build(
-    expression: str, shape: tuple[int, int, int], classes: int, pixels: Pixels, taps: int | None = None
-) -> TappedNet:
+def build(expression: str, shape: tuple[int, int, int], classes: int, pixels: Pixels, taps: int | None = None) -> TappedNet:
     """The net an expression such as `resnet18(width=20)` names, for images of this shape.
 
     `taps` is the number of tapped layers, counted from the last; None means the paper's four, or as many as the backbone has.

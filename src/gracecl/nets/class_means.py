@@ -26,8 +26,6 @@ def class_means(net: TappedNet, images: Tensor, labels: Ints, seen: tuple[int, .
     present = np.bincount(labels, minlength=net.classes) > 0
     for rank, label in enumerate(seen):
         if not present[label]:
-            direction = rng.generator("direction of a class without images", rank).standard_normal(
-                (net.layers, net.width)
-            )
+            direction = rng.generator("direction of a class without images", rank).standard_normal((net.layers, net.width))
             sums[:, label] = torch.from_numpy(direction).to(sums)
     return F.normalize(sums, dim=-1)

@@ -6,32 +6,31 @@ import torch
 from torch import Tensor, nn
 
 from gracecl.errors import UserError
-from gracecl.nets.tapped import Backbone
+from gracecl.nets.tapped import Backbone, BatchNorm
 from gracecl.registry import nets
 
 
 @nets.register("mlp")
-def mlp(shape: tuple[int, int, int], taps: int, at_most: bool, width: int = 100, depth: int = 2) -> Backbone:
-    """Fully connected layers with ReLU, `depth` of them, `width` wide; any of the last ones can be tapped."""
+def mlp(shape: tuple[int, int, int], taps: int, at_most: bool, width: int = 100, depth: int = 2, norm: bool = False) -> Backbone:
+    """Fully connected layers with ReLU, `depth` of them, `width` wide, with BatchNorm or without; any of the last can be tapped."""
     if width < 1 or depth < 1:
         raise UserError(f"mlp: width and depth must be at least 1, not {width} and {depth}")
     if taps > depth and not at_most:
-        raise UserError(
-            f"mlp(depth={depth}) has {depth} layers to tap, not {taps}; use a larger depth or --taps {depth}"
-        )
-    return MLP(shape[0] * shape[1] * shape[2], width, depth, min(taps, depth))
+        raise UserError(f"mlp(depth={depth}) has {depth} layers to tap, not {taps}; use a larger depth or --taps {depth}")
+    return MLP(shape[0] * shape[1] * shape[2], width, depth, min(taps, depth), norm)
 
 
 class MLP(Backbone):
-    def __init__(self, inputs: int, width: int, depth: int, taps: int) -> None:
+    def __init__(self, inputs: int, width: int, depth: int, taps: int, norm: bool) -> None:
         super().__init__()
         self.layers, self.width = taps, width
         self.hidden = nn.ModuleList(nn.Linear(inputs if i == 0 else width, width) for i in range(depth))
+        self.norms = nn.ModuleList(BatchNorm(width) if norm else nn.Identity() for _ in range(depth))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
         outputs = []
-        for layer in self.hidden:
-            x = torch.relu(layer(x))
+        for layer, norm in zip(self.hidden, self.norms, strict=True):
+            x = torch.relu(norm(layer(x)[:, :, None, None])).flatten(1)
             outputs.append(x)
         return torch.stack(outputs[-self.layers :])

@@ -1,8 +1,9 @@
 """ResNet-18 for small images, tapped at its four stages as in MOSE (Yan et al., CVPR 2024).
 
-Stage i's output o_i feeds the next stage unchanged. Its tap reads it through a gate, g_i = sigmoid(up(ReLU(BN(D(o_i))))) for all but
-the last stage, and a chain of separable blocks D that double the channels and halve the map until the last stage's width; then the
-average over the map gives f_i. A net with one tap is the plain ResNet-18: no gate, no chain, PyTorch's default initialisation.
+Stage i's output o_i feeds the next stage unchanged. Its tap reads it through a gate, g_i = sigmoid(up(ReLU(BN(D(o_i))))) for all
+but the last stage, and a chain of separable blocks D that double the channels and halve the map until the last stage's width;
+then the average over the map gives f_i. A net with one tap is the plain ResNet-18: no gate, no chain, PyTorch's default
+initialisation.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gracecl.errors import UserError
-from gracecl.nets.tapped import Backbone
+from gracecl.nets.tapped import Backbone, BatchNorm
 from gracecl.registry import nets
 
 
@@ -26,15 +27,6 @@ def resnet18(shape: tuple[int, int, int], taps: int, at_most: bool, width: int =
     return ResNet18(shape[0], width, taps)
 
 
-class BatchNorm(nn.BatchNorm2d):
-    """BatchNorm that uses its running statistics where a batch has one value per channel, from which no spread can be told."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training and x.shape[0] * x.shape[2] * x.shape[3] == 1:
-            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
-        return super().forward(x)
-
-
 class BasicBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -44,9 +36,7 @@ class BasicBlock(nn.Module):
         self.norm2 = BatchNorm(outputs)
         same = stride == 1 and inputs == outputs
         self.shortcut = (
-            nn.Identity()
-            if same
-            else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), BatchNorm(outputs))
+            nn.Identity() if same else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), BatchNorm(outputs))
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,9 +77,7 @@ class ResNet18(Backbone):
         widths = [width, 2 * width, 4 * width, 8 * width]
         self.layers, self.width = taps, widths[-1]
         self.first_tap = 4 - taps
-        self.stem = nn.Sequential(
-            nn.Conv2d(channels, width, 3, 1, 1, bias=False), BatchNorm(width), nn.ReLU(inplace=True)
-        )
+        self.stem = nn.Sequential(nn.Conv2d(channels, width, 3, 1, 1, bias=False), BatchNorm(width), nn.ReLU(inplace=True))
         self.stages = nn.ModuleList(
             nn.Sequential(BasicBlock(inputs, outputs, stride), BasicBlock(outputs, outputs, 1))
             for inputs, outputs, stride in zip([width, *widths], widths, [1, 2, 2, 2], strict=False)

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from gracecl.augment import Pixels
 from gracecl.core import Taps
@@ -24,6 +25,15 @@ class Backbone(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         raise NotImplementedError
+
+
+class BatchNorm(nn.BatchNorm2d):
+    """BatchNorm that uses its running statistics where a batch has one value per channel, from which no spread can be told."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and x.shape[0] * x.shape[2] * x.shape[3] == 1:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return super().forward(x)
 
 
 class StackedLinear(nn.Module):
@@ -62,7 +72,7 @@ class TappedNet(nn.Module):
         return module
 
     def sweep(self, images: Tensor, batch: int = 256) -> Iterator[tuple[slice, Taps]]:
-        """A scoring pass over raw images in evaluation mode and full precision; parameters, statistics and mode stay as they were."""
+        """A scoring pass over raw images, in evaluation mode and full precision; it leaves the net as it was."""
         device = self.classifier.weight.device
         training = self.training
         self.eval()

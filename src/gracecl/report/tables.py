@@ -108,8 +108,7 @@ def _differences(groups: list[Group], metrics: Sequence[str]) -> list[str]:
     return [
         f"### Difference to `{first.label}` on the same seeds",
         _markdown(["method", "seeds", *(_heading(metric) for metric in metrics)], rows),
-        "Mean difference, its 95 % interval, and p of the paired t-test (two-sided, not corrected for the number of "
-        "comparisons).",
+        "Mean difference, its 95 % interval, and p of the paired t-test (two-sided, not corrected for the number of comparisons).",
     ]
 
 
@@ -153,6 +152,4 @@ def _difference(values: Paired, decimals: int) -> str:
 
 def _markdown(header: list[str], rows: list[list[str]]) -> str:
     rule = ["---" if name in ("method", "rule") else "---:" for name in header]
-    return "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in [header, rule, *rows]
-    )
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in [header, rule, *rows])

@@ -121,9 +121,7 @@ def build(expression: str, seed: int, root: str | Path | None = None) -> Stream:
     family = ALIASES.get(family, family)
     if family not in streams.names() or not dataset:
         known = [f"{name}-cifar100" for name in streams.names()]
-        raise UserError(
-            f"unknown stream '{call.name}'{nearest(call.name, known)} ('gracecl list streams' prints all of them)"
-        )
+        raise UserError(f"unknown stream '{call.name}'{nearest(call.name, known)} ('gracecl list streams' prints all of them)")
     options = dict(call.kwargs)
     picked = {name: options.pop(name) for name in ("classes", "size") if name in options}
     data = datasets.load(dataset, root, **picked)

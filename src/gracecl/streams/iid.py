@@ -19,9 +19,7 @@ def shuffled(stream: Stream, extra: int) -> Stream:
     ends = cut_into_batches(len(first), size)
     second = endless(images, extra * len(ends), stream.seed)
     batches = [
-        part
-        for step, end in enumerate(ends)
-        for part in (first[step * size : end], second[step * extra : (step + 1) * extra])
+        part for step, end in enumerate(ends) for part in (first[step * size : end], second[step * extra : (step + 1) * extra])
     ]
     return without_tasks(stream, np.concatenate(batches), ends + extra * np.arange(1, len(ends) + 1))
 

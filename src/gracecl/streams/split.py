@@ -36,9 +36,7 @@ def split(
     for task in range(tasks):
         images = np.flatnonzero(task_of_image == task)
         if len(images) == 0:
-            raise UserError(
-                f"split: task {task} has no training images in {data.name}; choose other classes or fewer tasks"
-            )
+            raise UserError(f"split: task {task} has no training images in {data.name}; choose other classes or fewer tasks")
         for epoch in range(epochs):
             positions.append(images[rng.generator(seed, "stream order", task, epoch).permutation(len(images))])
             batches = cut_into_batches(len(images), batch, used)

@@ -1,0 +1,70 @@
+"""What a learner is made of besides its data, as plain values, and how they become an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gracecl import nets, optim, rng, spec
+from gracecl.augment import Pixels
+from gracecl.engine import Engine, Precision
+from gracecl.errors import UserError
+from gracecl.memory import Memories
+from gracecl.registry import nearest
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a run and an embedded learner have in common. Equal recipes and data give equal results to the bit."""
+
+    method: str = "grace"
+    """an expression such as grace(er(n_recall=64)); grace alone is grace(mose()), the paper's system"""
+    net: str = "resnet18(width=64)"
+    """an expression such as resnet18(width=20)"""
+    memory: int = 1000
+    """images that may be kept"""
+    seed: int = 0
+    """of everything random; the same seed gives every method the same stream and the same memory"""
+    taps: int | None = None
+    """tapped layers, counted from the last; None is 4 for methods that work on layers, else 1"""
+    augment: str = "tau"
+    """none, tau, simclr, partial or full"""
+    optimiser: str = optim.DEFAULT
+    """an expression such as sgd(lr=0.1)"""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, or auto: the GPU if there is one"""
+    precision: Precision = "fp32"
+    """of forward and losses"""
+    compile: bool = False
+    """let torch.compile fuse the backbone"""
+
+    def build(self, shape: tuple[int, int, int], classes: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Engine:
+        """The engine for images of a shape, at its first step."""
+        method, device = spec.parse_method(self.method), device_of(self.device)
+        with rng.torch_seed(self.seed, "net"):
+            net = nets.build(self.net, shape, classes, Pixels(mean, std, device), nets.taps_for(method, self.taps)).to(device)
+        if self.compile:
+            net.backbone.compile()
+        memories = Memories(self.memory, shape, device)
+        return Engine(
+            method,
+            net,
+            memories,
+            seed=self.seed,
+            augmentation=self.augment,
+            optimiser=self.optimiser,
+            precision=self.precision,
+        )
+
+
+def device_of(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"unknown device '{name}'{nearest(name, ['cpu', 'cuda'])}; use cpu, cuda or cuda:1") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device '{name}' was asked for, but this PyTorch sees no GPU; use --device cpu")
+    return device

@@ -1,0 +1,365 @@
+"""The laws that every method, stream, memory and backbone obeys; public, so that you can check your own::
+
+    from gracecl.testing import check_method
+    check_method("my_method()")
+
+Each law is a function that raises AssertionError with a sentence. `METHOD_LAWS` and the others name them, so that a test can run them one by
+one. They use a toy problem that takes milliseconds: three tasks of two classes on images of 8 × 8 pixels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gracecl import checkpoint, rng
+from gracecl.augment import Pixels
+from gracecl.core import NO_TASK, Batch, Incoming, Taps, is_loss
+from gracecl.data import Data, from_arrays
+from gracecl.engine import Engine, Outcome
+from gracecl.errors import UserError
+from gracecl.evaluate import evaluate
+from gracecl.memory import Memory
+from gracecl.nets import Backbone, TappedNet
+from gracecl.recipe import Recipe
+from gracecl.spec import parse_method
+from gracecl.streams import Stream
+from gracecl.streams.split import split
+
+TOY_NET = "mlp(width=12, depth=4, norm=True)"
+TOY_SHAPE = (1, 8, 8)
+
+
+def toy_data(classes: int = 6, per_class: int = 9) -> Data:
+    """Noisy stripes, a different pattern for each class."""
+    generator = np.random.default_rng(0)
+    pattern = generator.integers(60, 196, (classes, *TOY_SHAPE))
+    images = {}
+    for part, count in (("train", per_class), ("test", 4)):
+        labels = np.repeat(np.arange(classes), count)
+        noise = generator.integers(-40, 41, (len(labels), *TOY_SHAPE))
+        images[part] = (torch.from_numpy((pattern[labels] + noise).astype(np.uint8)), labels)
+    return from_arrays(*images["train"], *images["test"], name="toy", tasks=classes // 2)
+
+
+def toy_stream(seed: int = 0, batch: int = 3) -> Stream:
+    return split(toy_data(), seed, tasks=3, batch=batch)
+
+
+def toy_engine(
+    method: str, *, memory: int = 12, taps: int | None = None, optimiser: str = "adam(lr=0.001)", net: str = TOY_NET
+) -> Engine:
+    recipe = Recipe(method=method, net=net, memory=memory, taps=taps, optimiser=optimiser, device="cpu")
+    return recipe.build(TOY_SHAPE, 6, (0.5,), (0.25,))
+
+
+def feed(engine: Engine, stream: Stream, until: int | None = None) -> list[Outcome | None]:
+    """Learns from the engine's step on; tasks end where the stream says so."""
+    outcomes = []
+    for step in range(engine.progress.step, len(stream) if until is None else until):
+        batch = stream.batch(step)
+        outcomes.append(engine.learn(batch.x, batch.labels, batch.task, batch.sources, batch.fresh))
+        if stream.ends_task(step):
+            engine.end_task()
+    return outcomes
+
+
+def prepared(method: str, **options: Any) -> tuple[Engine, Stream]:
+    """An engine in the middle of its second task."""
+    engine, stream = toy_engine(method, **options), parse_method(method).stream(toy_stream())
+    feed(engine, stream, until=min(9, len(stream)))
+    return engine, stream
+
+
+# Laws of methods.
+
+
+def expression_comes_back(method: str) -> None:
+    """`parse(repr(m))` is m."""
+    text = repr(parse_method(method))
+    assert repr(parse_method(text)) == text, f"{method} writes itself as {text}, which reads back as {parse_method(text)!r}"
+
+
+def losses_are_pure(method: str) -> None:
+    """Calling `losses` twice gives the same table and moves nothing."""
+    engine, stream = prepared(method)
+    batch, out = next_batch(engine, stream)
+    with engine_untouched(engine, "losses"):
+        first, second = engine.method.losses(out, batch), engine.method.losses(out, batch)
+    assert first.keys() == second.keys(), f"losses of {method} gave the rows {list(first)} and then {list(second)}"
+    for row in first:
+        assert torch.equal(first[row], second[row]), f"the row '{row}' of {method} changed between two calls of losses"
+
+
+def rows_are_per_layer_and_finite(method: str) -> None:
+    """Every row is `[L]` and finite, with one tap and with four; at least one row is a loss."""
+    for taps in (1, 4):
+        engine, stream = toy_engine(method, taps=taps), parse_method(method).stream(toy_stream())
+        outcomes = [outcome for outcome in feed(engine, stream) if outcome is not None]
+        assert outcomes, f"{method} never made a step"
+        for outcome in outcomes:
+            assert any(is_loss(row) for row in outcome.table), f"{method} gave no loss row"
+            for row, value in outcome.table.items():
+                assert value.shape == (taps,), f"the row '{row}' of {method} has the shape {list(value.shape)}, not [{taps}]"
+                assert value.isfinite().all(), f"the row '{row}' of {method} became {value.tolist()}"
+
+
+def resumes_exactly(method: str, net: str = TOY_NET) -> None:
+    """Saved and loaded at any step (in a task, at its end, before the first), it goes on to the same bits."""
+    stream = parse_method(method).stream(toy_stream())
+    whole = toy_engine(method, net=net)
+    outcomes = feed(whole, stream)
+    with tempfile.TemporaryDirectory() as folder:
+        for at in {0, 1, len(stream) // 3, len(stream) // 2, len(stream) - 1}:
+            first = toy_engine(method, net=net)
+            feed(first, stream, until=at)
+            checkpoint.save(Path(folder) / "state", first.state_dict())
+            second = toy_engine(method, net=net)
+            second.load_state_dict(checkpoint.load(Path(folder) / "state"))
+            for step, outcome in enumerate(feed(second, stream), start=at):
+                expected = outcomes[step]
+                if expected is None or outcome is None:
+                    assert expected is outcome, f"{method} resumed at step {at} decided differently on step {step}"
+                else:
+                    assert_same(outcome.table, expected.table, f"{method} resumed at step {at}, table of step {step}")
+            assert_same(second.state_dict(), whole.state_dict(), f"{method} resumed at step {at}, final state")
+
+
+def learns_without_memory(method: str) -> None:
+    """A memory of no slots is an allowed, if poor, memory."""
+    engine, stream = toy_engine(method, memory=0), parse_method(method).stream(toy_stream())
+    feed(engine, stream)
+    evaluate(engine, stream.data.test_x, stream.data.test_y, stream.test_task)
+
+
+def learns_single_images_and_single_classes(method: str) -> None:
+    """Batches of one image, and batches of one class, give finite losses and predictions."""
+    for batch in (1, 4):
+        engine, data = toy_engine(method), toy_data()
+        for step in range(6):
+            label = step // 3
+            rows = np.flatnonzero(data.train_y == label)[(step % 3) * batch : (step % 3) * batch + batch]
+            task = label if engine.method.boundaries == "required" else NO_TASK
+            outcome = engine.learn(data.train_x[torch.from_numpy(rows)], data.train_y[rows], task)
+            for row, value in (outcome.table if outcome else {}).items():
+                assert value.isfinite().all(), (
+                    f"the row '{row}' of {method} became {value.tolist()} on a batch of {batch} of one class"
+                )
+        result = evaluate(engine, data.test_x, data.test_y, np.zeros(len(data.test_y), np.int64))
+        assert engine.method.rule in result.accuracy, f"{method} names the rule '{engine.method.rule}', which it does not have"
+
+
+def class_numbers_do_not_matter(method: str) -> None:
+    """With the classes renumbered and the heads' columns moved accordingly, it keeps the same images and reaches the same losses."""
+    number = np.array([4, 2, 5, 0, 3, 1])
+    stream = toy_stream()
+    data = dataclasses.replace(stream.data, train_y=number[stream.data.train_y], test_y=number[stream.data.test_y])
+    renumbered = dataclasses.replace(stream, data=data)
+    # Without BatchNorm and Adam, both of which magnify the rounding of sums taken in another order.
+    one, two = (toy_engine(method, optimiser="sgd(lr=0.01)", net="mlp(width=12, depth=4)") for _ in range(2))
+    with torch.no_grad():
+        for mine, theirs in (
+            (one.net.classifier.weight, two.net.classifier.weight),
+            (one.net.classifier.bias, two.net.classifier.bias),
+        ):
+            theirs[..., number] = mine
+    before, after = feed(one, one.method.stream(stream)), feed(two, two.method.stream(renumbered))
+    for name, store in one.memories.stores.items():
+        kept = two.memories[name]
+        same = np.array_equal(number[store.labels[: len(store)]], kept.labels[: len(kept)]) and torch.equal(
+            store.images, kept.images
+        )
+        assert same, f"{method} keeps other images in '{name}' when classes are renumbered"
+    for step, (mine, theirs) in enumerate(zip(before, after, strict=True)):
+        assert (mine is None) == (theirs is None), f"{method} decides by class numbers whether to make step {step}"
+        for row, value in mine.table.items() if mine and theirs else ():
+            # Relative entropies (and γ and α, made of them) magnify rounding where the layers agree; what is summed must not differ.
+            if is_loss(row):
+                close = theirs is not None and torch.allclose(value, theirs.table[row], rtol=1e-2, atol=1e-3)
+                assert close, f"the row '{row}' of {method} depends on how classes are numbered (step {step})"
+
+
+def evaluation_changes_nothing(method: str) -> None:
+    """Evaluating in between leaves parameters, gradients, statistics, memories and every random stream as they were."""
+    engine, stream = prepared(method)
+    with engine_untouched(engine, "evaluation"):
+        evaluate(engine, stream.data.test_x, stream.data.test_y, stream.test_task)
+
+
+def grace_without_effect_is_the_method(method: str) -> None:
+    """`grace(m)` with α = 1 and β = 0 makes the very same steps as m."""
+    plain, wrapped = toy_engine(method, taps=4), toy_engine(f"grace({method}, beta=0, adaptive=False)", taps=4)
+    for engine in (plain, wrapped):
+        feed(engine, engine.method.stream(toy_stream()), until=8)
+    assert_same(wrapped.net.state_dict(), plain.net.state_dict(), f"grace({method}) without effect")
+
+
+def says_whether_it_needs_tasks(method: str) -> None:
+    """A method that does not require task marks works on a stream without them."""
+    if parse_method(method).boundaries == "required":
+        return
+    stream = parse_method(method).stream(toy_stream())
+    unmarked = dataclasses.replace(stream, task_of_step=np.full(len(stream), NO_TASK))
+    assert any(feed(toy_engine(method), unmarked)), f"{method} made no step on a stream without task marks"
+
+
+METHOD_LAWS: dict[str, Callable[[str], None]] = {
+    law.__name__: law
+    for law in (
+        expression_comes_back,
+        losses_are_pure,
+        rows_are_per_layer_and_finite,
+        resumes_exactly,
+        learns_without_memory,
+        learns_single_images_and_single_classes,
+        class_numbers_do_not_matter,
+        evaluation_changes_nothing,
+        grace_without_effect_is_the_method,
+        says_whether_it_needs_tasks,
+    )
+}
+
+
+def check_method(method: str) -> None:
+    """All laws of methods, for the method alone and inside `grace(...)`."""
+    for expression in (method, f"grace({method})"):
+        for law in METHOD_LAWS.values():
+            law(expression)
+
+
+# Laws of the other nouns.
+
+
+def check_stream(stream: Stream) -> None:
+    """Every batch can be asked for in any order and again, tasks are contiguous, evaluation marks lie inside, labels are the data's."""
+    assert len(stream) > 0, "the stream is empty"
+    for step in (len(stream) - 1, 0, len(stream) // 2, 0):
+        one, two = stream.batch(step), stream.batch(step)
+        assert torch.equal(one.x, two.x), f"batch {step} differs when asked for again"
+        assert len(one.x) == len(one.labels) == len(one.sources) > 0, f"batch {step} is empty or uneven"
+        index = stream.order[one.sources]
+        assert np.array_equal(one.labels, stream.data.train_y[index]), f"labels of batch {step} are not those of its images"
+    assert stream.ends[-1] == len(stream.order), "the batches do not cover the order"
+    assert np.all(np.diff(stream.marks) > 0), "evaluation marks are not in order"
+    assert stream.marks[-1] == len(stream) - 1, "the last step is not marked for evaluation"
+    assert len(stream.test_task) == len(stream.data.test_y), "some test images belong to no task"
+    if stream.has_tasks:
+        assert np.all(np.diff(stream.task_of_step) >= 0), "a task comes back after another"
+    assert stream.hash == dataclasses.replace(stream).hash, "the hash is not a function of the content"
+
+
+def check_memory(make: Callable[[int, tuple[int, int, int]], Memory]) -> None:
+    """Never above capacity, labels belong to their images, draws are distinct, a restored memory goes on the same."""
+    data = toy_data()
+    memory = make(10, TOY_SHAPE)
+    for step in range(0, len(data.train_y), 3):
+        rows = slice(step, step + 3)
+        memory.add(rng.generator("law", step), data.train_x[rows], data.train_y[rows], task=int(data.train_y[rows][0] // 2))
+        slots = memory.draw(4, rng.generator("draw", step))
+        assert len(memory) <= 10, "the memory grew over its capacity"
+        assert len(set(slots.tolist())) == len(slots) == min(4, len(memory)), "a draw is not of distinct slots"
+    for slot in range(len(memory)):
+        matches = (data.train_x == memory.images[slot]).flatten(1).all(dim=1).numpy()
+        assert memory.labels[slot] in data.train_y[matches], "a slot's label is not its image's"
+    again = make(10, TOY_SHAPE)
+    again.load_state_dict(memory.state_dict())
+    for one, two in ((memory, again),):
+        generator = rng.generator("after")
+        more = (
+            one.add(generator, data.train_x[:5], data.train_y[:5]),
+            two.add(rng.generator("after"), data.train_x[:5], data.train_y[:5]),
+        )
+        assert np.array_equal(*more), "a restored memory keeps other images"
+        draws = one.draw(5, rng.generator("last")), two.draw(5, rng.generator("last"))
+        assert np.array_equal(*draws), "a restored memory draws other slots"
+
+
+def check_backbone(make: Callable[[tuple[int, int, int], int], Backbone], taps: int = 4) -> None:
+    """Features are `[L, B, D]` and finite, gradients reach every parameter, the deepest tap depends on the most of them."""
+    for shape in ((3, 32, 32), (1, 28, 28), (3, 15, 15)):
+        net = TappedNet(make(shape, taps), 5, Pixels((0.5,) * shape[0], (0.25,) * shape[0]))
+        out: Taps = net(torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)))
+        assert out.features.shape == (net.layers, 2, net.width), f"features have the shape {list(out.features.shape)}"
+        assert out.logits.shape == (net.layers, 2, 5), f"logits have the shape {list(out.logits.shape)}"
+        (out.logits.square().sum() + out.embedding.square().sum()).backward()  # type: ignore[no-untyped-call]
+        for name, parameter in net.named_parameters():
+            assert parameter.grad is not None and parameter.grad.isfinite().all(), f"no finite gradient reaches {name}"  # noqa: PT018
+
+
+# Helpers.
+
+
+def next_batch(engine: Engine, stream: Stream) -> tuple[Batch, Taps]:
+    """The batch that the engine's next step would train on, and what the net says of it."""
+    piece = stream.batch(engine.progress.step)
+    engine._advance(piece.labels, piece.task)
+    new = Incoming(piece.x, piece.labels, piece.sources, engine.progress, piece.fresh)
+    plan = engine.method.plan(new, engine.memories, engine._rng("plan"))
+    assert plan, f"{engine.method!r} plans no update in the middle of the stream"
+    batch = engine._assemble(plan, new, 0)
+    batch.targets = engine.method.targets(batch)
+    return batch, engine._forward(batch)
+
+
+class engine_untouched:
+    """A block that must leave an engine's state, gradients and torch's random state as they were."""
+
+    def __init__(self, engine: Engine, what: str) -> None:
+        self.engine, self.what = engine, what
+
+    def __enter__(self) -> None:
+        self.before = self._look()
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            assert_same(self._look(), self.before, f"{self.what} of {self.engine.method!r}")
+
+    def _look(self) -> dict[str, Any]:
+        gradients = {name: value.grad.clone() for name, value in self.engine.net.named_parameters() if value.grad is not None}
+        state = {
+            "state": self.engine.state_dict(),
+            "gradients": gradients,
+            "random": torch.get_rng_state(),
+            "mode": self.engine.net.training,
+        }
+        return dict(flatten(state))
+
+
+def assert_same(one: Any, two: Any, what: str) -> None:
+    """Two nested states are equal to the bit; the first difference is named."""
+    left, right = dict(flatten(one)), dict(flatten(two))
+    assert left.keys() == right.keys(), f"{what}: other entries: {sorted(left.keys() ^ right.keys())[:3]}"
+    for name, value in left.items():
+        other = right[name]
+        same = torch.allclose(value, other, rtol=0, atol=0, equal_nan=True) if isinstance(value, Tensor) else value == other
+        assert same, f"{what}: '{name}' differs"
+
+
+def flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of a nested state with their paths; tensors are copied, so that a later change does not reach them."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from flatten(item, f"{name}/{key}")
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from flatten(item, f"{name}/{number}")
+    elif isinstance(value, (Tensor, np.ndarray)):
+        yield name, torch.as_tensor(value).detach().clone()
+    else:
+        yield name, value
+
+
+def refused(work: Callable[[], Any]) -> str:
+    """The sentence with which something is refused."""
+    try:
+        work()
+    except UserError as error:
+        return str(error)
+    raise AssertionError("it was not refused")

@@ -1,0 +1,190 @@
+"""Loss terms against loops that follow their definitions number by number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gracecl.losses import cross_entropy, entropy, frobenius_distance, supervised_contrast
+
+LAYERS, IMAGES, CLASSES = 3, 8, 6
+MASK = torch.tensor([True, False, True, True, False, True])
+
+
+def noise(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def softmax(row: list[float], allowed: list[int]) -> dict[int, float]:
+    """Probabilities of the allowed classes alone."""
+    weights = {c: math.exp(row[c]) for c in allowed}
+    return {c: weight / sum(weights.values()) for c, weight in weights.items()}
+
+
+def contrast_by_loops(vectors: list[list[float]], labels: list[int], temperature: float) -> float:
+    """grace.md 1.6: mean over anchors with a positive of -(1/|P|) Σ_p [ u_a·u_p/T - log Σ_{k≠a} exp(u_a·u_k/T) ]."""
+    unit = [[value / math.sqrt(sum(v * v for v in row)) for value in row] for row in vectors]
+
+    def similarity(a: int, b: int) -> float:
+        return sum(x * y for x, y in zip(unit[a], unit[b], strict=True)) / temperature
+
+    images = range(len(labels))
+    terms = []
+    for a in images:
+        positives = [p for p in images if p != a and labels[p] == labels[a]]
+        if positives:
+            denominator = math.log(sum(math.exp(similarity(a, k)) for k in images if k != a))
+            terms.append(-sum(similarity(a, p) - denominator for p in positives) / len(positives))
+    return sum(terms) / len(terms) if terms else 0.0
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [[0, 0, 0, 0, 1, 1, 1, 1], [0, 1, 2, 0, 1, 2, 2, 5], [4, 4, 4, 4, 4, 4, 4, 4], [0, 1, 2, 3, 4, 5, 6, 7]],
+    ids=["two classes", "one anchor alone in its class", "one class", "every anchor alone"],
+)
+@pytest.mark.parametrize("temperature", [0.07, 0.5])
+def test_supervised_contrast_is_the_double_loop(labels: list[int], temperature: float) -> None:
+    embedding = noise(LAYERS, IMAGES, 5)
+    value = supervised_contrast(embedding, torch.tensor(labels), temperature)
+    expected = [contrast_by_loops(layer.tolist(), labels, temperature) for layer in embedding]
+    assert value.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("labels", [[3], [3, 4], [3, 3, 4]], ids=["one image", "no positives", "one anchor alone"])
+def test_supervised_contrast_stays_finite_without_positives(labels: list[int]) -> None:
+    """Neither the value nor the gradient is NaN where an anchor, or every anchor, has nothing to be compared with."""
+    embedding = noise(LAYERS, len(labels), 5).requires_grad_()
+    value = supervised_contrast(embedding, torch.tensor(labels))
+    value.sum().backward()
+    assert value.tolist() == pytest.approx([contrast_by_loops(layer, labels, 0.07) for layer in embedding.tolist()], rel=1e-9)
+    assert torch.isfinite(embedding.grad).all()
+
+
+def test_supervised_contrast_gradient_of_an_anchor_without_positives_is_through_the_others_only() -> None:
+    """The gradient agrees with finite differences of the loops, also at the image that is alone in its class."""
+    labels, step = [0, 0, 1, 0], 1e-6
+    embedding = noise(1, 4, 3, seed=2).requires_grad_()
+    supervised_contrast(embedding, torch.tensor(labels), 0.5).sum().backward()
+    for image in range(4):
+        for axis in range(3):
+            shifted = []
+            for sign in (1, -1):
+                moved = embedding.detach().clone()
+                moved[0, image, axis] += sign * step
+                shifted.append(contrast_by_loops(moved[0].tolist(), labels, 0.5))
+            assert embedding.grad[0, image, axis].item() == pytest.approx((shifted[0] - shifted[1]) / (2 * step), abs=1e-6)
+
+
+@pytest.mark.parametrize("classes", [None, MASK], ids=["all classes", "some classes"])
+def test_cross_entropy_is_the_loop(classes: Tensor | None) -> None:
+    """Mean over images of -ln softmax(logits)[y], the softmax over the marked classes only."""
+    logits = noise(LAYERS, IMAGES, CLASSES, scale=3)
+    allowed = [c for c in range(CLASSES) if classes is None or classes[c]]
+    y = [allowed[i % len(allowed)] for i in range(IMAGES)]
+    value = cross_entropy(logits, torch.tensor(y), classes)
+    expected = [sum(-math.log(softmax(layer[i], allowed)[y[i]]) for i in range(IMAGES)) / IMAGES for layer in logits.tolist()]
+    assert value.tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_cross_entropy_does_not_move_masked_logits() -> None:
+    logits = noise(LAYERS, IMAGES, CLASSES).requires_grad_()
+    cross_entropy(logits, torch.tensor([0, 2, 3, 5, 0, 2, 3, 5]), MASK).sum().backward()
+    assert (logits.grad[..., ~MASK] == 0).all()
+    assert (logits.grad[..., MASK] != 0).all()
+
+
+@pytest.mark.parametrize("classes", [None, MASK], ids=["all classes", "some classes"])
+def test_entropy_is_the_loop(classes: Tensor | None) -> None:
+    """Mean over images of -Σ p ln p, in nats, over the marked classes only; its gradient is finite and masked likewise."""
+    logits = noise(LAYERS, IMAGES, CLASSES, scale=3).requires_grad_()
+    allowed = [c for c in range(CLASSES) if classes is None or classes[c]]
+    value = entropy(logits, classes)
+    expected = [
+        sum(-p * math.log(p) for image in layer for p in softmax(image, allowed).values()) / IMAGES for layer in logits.tolist()
+    ]
+    assert value.tolist() == pytest.approx(expected, rel=1e-12)
+    value.sum().backward()
+    assert torch.isfinite(logits.grad).all()
+    if classes is not None:
+        assert (logits.grad[..., ~classes] == 0).all()
+
+
+def test_entropy_of_known_distributions() -> None:
+    """ln C where all logits are equal, 0 where one is certain, ln 2 between two; one marked class leaves nothing to be unsure of."""
+    flat, sure, two = torch.zeros(CLASSES), torch.zeros(CLASSES), torch.zeros(CLASSES)
+    sure[2], two[[1, 4]] = 1e4, 1e4
+    logits = torch.stack([flat, sure, two])[:, None].requires_grad_()
+    assert entropy(logits).tolist() == pytest.approx([math.log(CLASSES), 0, math.log(2)], abs=1e-6)
+    alone = torch.zeros(CLASSES, dtype=torch.bool)
+    alone[3] = True
+    value = entropy(logits, alone)
+    value.sum().backward()
+    assert value.tolist() == [0, 0, 0]
+    assert (logits.grad == 0).all()
+
+
+def test_frobenius_distance_of_identical_features_is_zero_with_zero_gradient() -> None:
+    unit = F.normalize(noise(LAYERS, IMAGES, 5), dim=-1)
+    student = unit.clone().requires_grad_()
+    value = frobenius_distance(student, unit)
+    value.sum().backward()
+    assert value.tolist() == [0, 0, 0]
+    assert (student.grad == 0).all()
+
+
+@pytest.mark.parametrize("images", [1, 8, 384])
+def test_frobenius_distance_of_opposite_unit_features(images: int) -> None:
+    """Each row differs by a vector of length 2, so the matrix by 2 √B'."""
+    unit = F.normalize(noise(LAYERS, images, 5), dim=-1)
+    assert frobenius_distance(unit, -unit).tolist() == pytest.approx([2 * math.sqrt(images)] * LAYERS, rel=1e-12)
+
+
+def test_frobenius_distance_is_one_square_root_over_all_entries() -> None:
+    """Against loops, one student for several teachers; the gradient has unit norm over the whole matrix."""
+    student, teachers = noise(IMAGES, 5, seed=1).requires_grad_(), noise(LAYERS, IMAGES, 5, seed=2)
+    value = frobenius_distance(student, teachers)
+    for layer in range(LAYERS):
+        squares = sum((student[i, d].item() - teachers[layer, i, d].item()) ** 2 for i in range(IMAGES) for d in range(5))
+        assert value[layer].item() == pytest.approx(math.sqrt(squares), rel=1e-12)
+    [gradient] = torch.autograd.grad(value[0], student)
+    assert gradient.norm().item() == pytest.approx(1, rel=1e-9)
+
+
+LABELS = torch.tensor([0, 2, 3, 5, 0, 2, 3, 5])
+LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
+    "contrast": lambda x: supervised_contrast(x, LABELS),
+    "cross_entropy": lambda x: cross_entropy(x, LABELS),
+    "masked cross_entropy": lambda x: cross_entropy(x, LABELS, MASK),
+    "entropy": entropy,
+    "masked entropy": lambda x: entropy(x, MASK),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", LOSSES)
+def test_half_precision_is_computed_in_full(name: str, dtype: torch.dtype) -> None:
+    """Half-precision inputs give the float32 result of the same numbers, to the bit."""
+    x = noise(LAYERS, IMAGES, CLASSES, scale=4).to(dtype)
+    value = LOSSES[name](x)
+    assert value.dtype == torch.float32
+    assert torch.equal(value, LOSSES[name](x.float()))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_layers_do_not_mix(name: str) -> None:
+    """One call on [L, B, ·] equals L calls on one layer each."""
+    x = noise(LAYERS, IMAGES, CLASSES, scale=4)
+    apart = [LOSSES[name](x[layer : layer + 1]) for layer in range(LAYERS)]
+    torch.testing.assert_close(LOSSES[name](x), torch.cat(apart), rtol=1e-12, atol=1e-12)
+
+
+def test_frobenius_layers_do_not_mix() -> None:
+    a, b = noise(LAYERS, IMAGES, 5, seed=1), noise(LAYERS, IMAGES, 5, seed=2)
+    apart = [frobenius_distance(a[layer : layer + 1], b[layer : layer + 1]) for layer in range(LAYERS)]
+    torch.testing.assert_close(frobenius_distance(a, b), torch.cat(apart), rtol=1e-12, atol=0)
