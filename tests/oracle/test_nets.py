@@ -185,7 +185,7 @@ def test_stages_read_the_ungated_map() -> None:
     torch.testing.assert_close(tapped.backbone(x)[-1], plain.backbone(x)[0])
 
 
-@pytest.mark.parametrize("taps", [1, 2, 3, 4])
+@pytest.mark.parametrize("taps", [2, 3])
 def test_taps_count_from_the_last_stage(taps: int) -> None:
     """Tap i of fewer taps is the same stage: with equal weights, features of the deepest `taps` stages agree."""
     full, some = build("resnet18(width=4)").backbone, build("resnet18(width=4)", taps=taps).backbone
@@ -203,8 +203,7 @@ def test_taps_count_from_the_last_stage(taps: int) -> None:
     assert len(some.gates) == taps - 1
 
 
-@pytest.mark.parametrize(("channels", "size"), [(3, 32), (1, 28), (3, 15), (1, 16), (3, 8), (1, 5), (3, 1)])
-@pytest.mark.parametrize("images", [3, 1])
+@pytest.mark.parametrize(("channels", "size", "images"), [(1, 28, 2), (3, 15, 2), (3, 8, 1), (3, 1, 1)])
 def test_any_image_size_trains(channels: int, size: int, images: int) -> None:
     """Odd sizes, one channel, one image: four taps of equal width, finite values and gradients everywhere they should be."""
     net = build("resnet18(width=4)", (channels, size, size), 7)
@@ -277,13 +276,13 @@ def test_an_mlp_needs_a_tap(taps: int) -> None:
 def test_a_sweep_is_the_net_in_eval_mode_and_leaves_no_trace() -> None:
     net = build("resnet18(width=4)")
     net.train()
-    images = torch.randint(0, 256, (11, 3, 8, 8), dtype=torch.uint8)
+    images = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8)
     state = {name: value.clone() for name, value in net.state_dict().items()}
-    parts = [(rows, taps.features) for rows, taps in net.sweep(images, batch=4)]
+    parts = [(rows, taps.features) for rows, taps in net.sweep(images, batch=3)]
     assert net.training
     assert all(module.training for module in net.modules())
     assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
-    assert [(rows.start, rows.stop) for rows, _ in parts] == [(0, 4), (4, 8), (8, 11)]
+    assert [(rows.start, rows.stop) for rows, _ in parts] == [(0, 3), (3, 5)]
     net.eval()
     with torch.no_grad():
         one_by_one = torch.cat([net(net.pixels.normalise(image[None])).features for image in images], dim=1)
@@ -293,8 +292,7 @@ def test_a_sweep_is_the_net_in_eval_mode_and_leaves_no_trace() -> None:
 
 def test_class_means_are_the_loop() -> None:
     """mu = n(mean of n(f)) per layer and class, image by image; a seen class without images gets a unit direction of its own."""
-    net = build("resnet18(width=4)", classes=6)
-    net.eval()
+    net = build("mlp(width=9, depth=4)", classes=6)
     images = torch.randint(0, 256, (9, 3, 8, 8), dtype=torch.uint8)
     labels = np.array([0, 0, 0, 2, 2, 5, 5, 5, 5])
     means = class_means(net, images, labels, seen=(5, 0, 2, 3))

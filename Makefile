@@ -1,0 +1,34 @@
+# Everything a contributor or a visitor needs; README and CI use these targets and no other commands.
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Two test processes with one thread each are faster here than one with two.
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+.PHONY: install demo test check fix clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	python3 -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: install  ## train er, mose and grace on the embedded digits, print a table, draw runs/demo/comparison.png
+	$(BIN)/gracecl run er mose grace --stream split-digits --memory 100 --net "resnet18(width=8)" --seeds 0-1 --eval-every 15 --out runs/demo
+
+test: install  ## all tests
+	$(TEST)
+
+check: install  ## formatting, style, types, import order
+	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: install  ## format and mend what can be mended automatically
+	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src tests
+
+clean:
+	rm -rf $(VENV) runs build dist
