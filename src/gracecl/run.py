@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -77,14 +77,16 @@ def resume(folder: Path, data_root: str | Path | None = None, watch: Watch | Non
     file = folder / "config.json"
     try:
         written = json.loads(file.read_text(encoding="utf-8"))
-        config = RunConfig(**written["run"])
+        config = RunConfig(**{field.name: written[field.name] for field in fields(RunConfig)})
     except FileNotFoundError:
         raise UserError(f"{folder} holds no run (no config.json); give the folder that 'gracecl run' printed") from None
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{file} is damaged; start the run anew with 'gracecl run'") from None
     with _locked(folder):
         if not (folder / "summary.json").exists():
-            _train(config, folder, data_root or written.get("data_root"), watch or Watch())
+            noted = folder / "data_root"
+            found_at = noted.read_text(encoding="utf-8") if noted.exists() else None
+            _train(config, folder, data_root or found_at, watch or Watch())
     return folder
 
 
@@ -140,8 +142,6 @@ def _write_config(config: RunConfig, folder: Path, trainer: Trainer, data_root: 
     engine = trainer.engine
     described: dict[str, Any] = {
         **asdict(config),
-        "run": asdict(config),
-        "data_root": str(Path(data_root).resolve()) if data_root else None,
         "stream_hash": trainer.stream.hash,
         "stream_steps": len(trainer.stream),
         "tasks": len(trainer.stream.marks),
@@ -153,6 +153,8 @@ def _write_config(config: RunConfig, folder: Path, trainer: Trainer, data_root: 
         "versions": {"gracecl": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "threads": torch.get_num_threads(),
     }
+    if data_root is not None:
+        (folder / "data_root").write_text(str(Path(data_root).resolve()), encoding="utf-8")
     text = json.dumps(described, indent=1)
     checkpoint.write_atomically(folder / "config.json", lambda beside: beside.write_text(text, encoding="utf-8"))
 

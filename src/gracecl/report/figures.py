@@ -124,7 +124,9 @@ def comparison(runs: Sequence[Run], path: str | Path) -> bool:
     groups = [group for group in group_runs(runs) if group.runs and all(run.evals for run in group.runs)]
     if not groups:
         return False
-    watched = next((run for group in groups for run in group.runs if "log/H" in run.row_names(observed=True)), None)
+    with_entropies = [group.runs[0] for group in groups if "log/H" in group.runs[0].row_names(observed=True)]
+    # The run with the most layers has the most to show; among equals the last named, usually the one of interest.
+    watched = max(reversed(with_entropies), key=lambda run: run.config.get("layers", 1), default=None)
     crowded = len(groups) > MOST_LABELS or max(len(group.label) for group in groups) > LONGEST_LABEL
     figure = new_figure(3.3 + (0.2 * len(groups) if crowded else 0.0))
     panels = figure.subplots(1, 2 if watched else 1, squeeze=False)[0]
