@@ -54,11 +54,12 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
             os.fsync(file.fileno())
         os.replace(beside, path)
     except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"cannot write {path} ({error}); free some space or choose another place, what was saved before is intact"
+        ) from None
+    finally:
         with contextlib.suppress(OSError):
             beside.unlink()
-        raise UserError(
-            f"cannot write {path} ({error}); free some space or choose another --out, what was saved before is intact"
-        ) from None
 
 
 def _take_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -66,7 +67,7 @@ def _take_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, dict):
         return {"dict": [[key, _take_tensors(item, tensors)] for key, item in value.items()]}
     if isinstance(value, (list, tuple)):
-        return {"list": [_take_tensors(item, tensors) for item in value]}
+        return {type(value).__name__: [_take_tensors(item, tensors) for item in value]}
     if isinstance(value, (Tensor, np.ndarray)):
         name = str(len(tensors))
         kind = "tensor" if isinstance(value, Tensor) else "array"
@@ -81,6 +82,8 @@ def _put_tensors(tree: Any, get: Callable[[str], Tensor]) -> Any:
             return {key: _put_tensors(item, get) for key, item in items}
         case {"list": items}:
             return [_put_tensors(item, get) for item in items]
+        case {"tuple": items}:
+            return tuple(_put_tensors(item, get) for item in items)
         case {"tensor": name}:
             return get(name)
         case {"array": name}:

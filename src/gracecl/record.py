@@ -6,6 +6,7 @@ checkpoint and writes them again, the same; times are kept elsewhere, so two run
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -29,7 +30,7 @@ class Recorder:
         if path.exists():
             self._truncate(path, keep_until)
         self.path = path
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close())
+        self._file = open(path, "ab")  # noqa: SIM115 (closed by close())
         self._pending: list[tuple[dict[str, Any], Outcome]] = []
         self.latest: dict[str, list[float]] = {}
 
@@ -41,8 +42,7 @@ class Recorder:
     def event(self, kind: str, step: int, **values: Any) -> None:
         """An evaluation or the end of a task: written at once, after the steps before it."""
         self.flush()
-        self._write({"kind": kind, "step": step, **values})
-        self._file.flush()
+        self._write([{"kind": kind, "step": step, **values}])
 
     def flush(self) -> None:
         """Fetches the pending tables in one transfer and hands their lines to the system."""
@@ -50,29 +50,33 @@ class Recorder:
             return
         pending, self._pending = self._pending, []
         stacked = torch.cat([value.float().flatten() for _, outcome in pending for value in outcome.table.values()]).tolist()
-        used = 0
+        lines, used = [], 0
         for line, outcome in pending:
             rows = {}
             for row, value in outcome.table.items():
                 rows[row] = stacked[used : used + value.numel()]
                 used += value.numel()
                 if is_loss(row) and not all(map(math.isfinite, rows[row])):
-                    self._file.flush()
+                    self._write(lines)
                     raise UserError(
                         f"the loss row '{row}' became {rows[row]} at step {line['step']}; "
                         "use a smaller learning rate (--optimiser) or --precision fp32"
                     )
-            self._write(line | {"rows": rows})
+            lines.append(line | {"rows": rows})
             self.latest |= rows
-        self._file.flush()
+        self._write(lines)
 
     def close(self) -> None:
-        self.flush()
-        self._file.close()
-
-    def _write(self, line: dict[str, Any]) -> None:
         try:
-            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            self.flush()
+        finally:
+            with contextlib.suppress(OSError):  # what a full disk did not take was told when it was written
+                self._file.close()
+
+    def _write(self, lines: list[dict[str, Any]]) -> None:
+        try:
+            self._file.write("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode())
+            self._file.flush()
         except OSError as error:
             raise UserError(
                 f"cannot write {self.path} ({error}); free some space and resume, the last checkpoint is intact"

@@ -7,11 +7,12 @@ import hashlib
 import json
 import platform
 import re
+import shlex
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import FrameType
@@ -65,7 +66,10 @@ def run(config: RunConfig, out: Path, data_root: str | Path | None = None, watch
     """Runs a configuration to its end, continuing where an earlier attempt stopped, and returns its folder."""
     config = config.canonical()
     folder = config.folder(out)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the run's folder ({error}); choose another --out") from None
     with _locked(folder):
         if not (folder / "summary.json").exists():
             _train(config, folder, data_root, watch or Watch())
@@ -101,17 +105,38 @@ def build(config: RunConfig, record: Path, data_root: str | Path | None = None, 
 
 
 def _train(config: RunConfig, folder: Path, data_root: str | Path | None, watch: Watch) -> None:
+    for left in folder.glob("*.part"):  # of a process that was killed while it wrote
+        left.unlink()
     saved = folder / "checkpoint.safetensors"
     state = checkpoint.load(saved) if saved.exists() else None
+    if state is not None and "trainer" not in state:
+        raise UserError(f"{saved} is not the checkpoint of a run; delete it to start this run anew")
     at = state["trainer"]["engine"]["progress"]["step"] if state else 0
     trainer = build(config, folder / "metrics.jsonl", data_root, keep_until=at)
-    if state is not None:
-        if state["stream_hash"] != trainer.stream.hash:
-            raise UserError(
-                f"the data changed since {saved} was written, so the run cannot continue; start it anew in another --out"
-            )
+    with closing(trainer.recorder):
+        if state is not None:
+            _restore(trainer, state, saved)
+        _write_config(config, folder, trainer, data_root)
+        _finish(trainer, config, saved, watch)
+    timing = vars(trainer.timing) | {"steps": len(trainer.stream)}
+    checkpoint.write_atomically(folder / "timing.json", lambda beside: beside.write_text(json.dumps(timing, indent=1)))
+    report.write_run_report(folder)
+
+
+def _restore(trainer: Trainer, state: dict[str, Any], saved: Path) -> None:
+    """Puts the trainer where the checkpoint was made."""
+    if state["stream_hash"] != trainer.stream.hash:
+        raise UserError(
+            f"the data changed since {saved} was written, so the run cannot continue; start it anew in another --out"
+        )
+    try:
         trainer.load_state_dict(state["trainer"])
-    _write_config(config, folder, trainer, data_root)
+    except (KeyError, ValueError, RuntimeError):
+        raise UserError(f"{saved} belongs to another configuration than its config.json; delete it to start this run anew") from None
+
+
+def _finish(trainer: Trainer, config: RunConfig, saved: Path, watch: Watch) -> None:
+    """Steps to the end of the stream, saving now and then, and when somebody asks to stop."""
 
     def save() -> None:
         trainer.recorder.flush()
@@ -124,17 +149,12 @@ def _train(config: RunConfig, folder: Path, data_root: str | Path | None, watch:
             watch.advance()
             if stopped:
                 save()
-                raise Interrupted(
-                    f"stopped after step {trainer.at} of {len(trainer.stream)}; continue with: gracecl resume {folder}"
-                )
+                again = f"gracecl resume {shlex.quote(str(saved.parent))}"
+                raise Interrupted(f"stopped after step {trainer.at} of {len(trainer.stream)}; continue with: {again}")
             late = time.monotonic() - last_save > SECONDS_BETWEEN_CHECKPOINTS
             if late or trainer.at % config.checkpoint_every == 0 or trainer.done:
                 save()
                 last_save = time.monotonic()
-    trainer.recorder.close()
-    timing = vars(trainer.timing) | {"steps": len(trainer.stream)}
-    checkpoint.write_atomically(folder / "timing.json", lambda beside: beside.write_text(json.dumps(timing, indent=1)))
-    report.write_run_report(folder)
 
 
 def _write_config(config: RunConfig, folder: Path, trainer: Trainer, data_root: str | Path | None) -> None:
@@ -200,7 +220,11 @@ def _stop_requests() -> Iterator[list[int]]:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """One process per run folder. The lock goes with the process, however that ends."""
-    with open(folder / ".lock", "w") as file:
+    try:
+        file = open(folder / ".lock", "w")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise UserError(f"cannot write into {folder} ({error}); choose another --out") from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -3,8 +3,8 @@
     from gracecl.testing import check_method
     check_method("my_method()")
 
-Each law is a function that raises AssertionError with a sentence. `METHOD_LAWS` and the others name them, so that a test can run them one by
-one. They use a toy problem that takes milliseconds: three tasks of two classes on images of 8 × 8 pixels.
+Each law is a function that raises AssertionError with a sentence; `METHOD_LAWS` names those of methods, so that a test can run them
+one by one. They use a toy problem that takes milliseconds: three tasks of two classes on images of 8 × 8 pixels.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def learns_single_images_and_single_classes(method: str) -> None:
 
 
 def class_numbers_do_not_matter(method: str) -> None:
-    """With the classes renumbered and the heads' columns moved accordingly, it keeps the same images and reaches the same losses."""
+    """With classes renumbered and the heads' columns moved accordingly, it keeps the same images and reaches the same losses."""
     number = np.array([4, 2, 5, 0, 3, 1])
     stream = toy_stream()
     data = dataclasses.replace(stream.data, train_y=number[stream.data.train_y], test_y=number[stream.data.test_y])
@@ -234,7 +234,7 @@ def check_method(method: str) -> None:
 
 
 def check_stream(stream: Stream) -> None:
-    """Every batch can be asked for in any order and again, tasks are contiguous, evaluation marks lie inside, labels are the data's."""
+    """Batches can be asked for in any order and again, tasks are contiguous, evaluation marks lie inside, labels are the data's."""
     assert len(stream) > 0, "the stream is empty"
     for step in (len(stream) - 1, 0, len(stream) // 2, 0):
         one, two = stream.batch(step), stream.batch(step)

@@ -17,7 +17,7 @@ from gracecl.core import MEMORY_SOURCE, Batch, Block, Incoming, Progress, Taps
 from gracecl.data import Data, from_arrays
 from gracecl.engine import Engine, Outcome
 from gracecl.errors import UserError
-from gracecl.memory import Memories, Memory
+from gracecl.memory import Memories
 from gracecl.method import Method
 from gracecl.methods.mose import MOSE
 from gracecl.streams.split import split
@@ -63,10 +63,10 @@ def run(engine: Engine, data: Data, tasks: int, batch: int = 10) -> Iterator[tup
 
 @pytest.fixture(scope="module")
 def spied() -> tuple[Engine, list[tuple[int, Outcome | None]], Data]:
-    """Three tasks of ten classes, 120 images each, b = 10, B = 64, 150 slots."""
-    data = numbered(30, 12)
-    engine = make_engine(Spy(), 150, 30)
-    return engine, list(run(engine, data, 3)), data
+    """Two tasks of ten classes, 80 images each, b = 10, B = 64, 130 slots."""
+    data = numbered(20, 8)
+    engine = make_engine(Spy(), 130, 20)
+    return engine, list(run(engine, data, 2)), data
 
 
 # grace.md 1.5: how many images.
@@ -75,17 +75,13 @@ def spied() -> tuple[Engine, list[tuple[int, Outcome | None]], Data]:
 def test_image_counts_of_the_first_task(spied: tuple) -> None:
     """No update on the first batch; then 4 (10 + what is stored), up to 4 (10 + 64) = 296."""
     counts = [None if outcome is None else outcome.images for task, outcome in spied[1] if task == 0]
-    assert counts == [None, 80, 120, 160, 200, 240, 280, 296, 296, 296, 296, 296]
+    assert counts == [None, 80, 120, 160, 200, 240, 280, 296]
 
 
 def test_image_counts_of_later_tasks(spied: tuple) -> None:
-    """First step 4 (10 + 64) = 296, then rising with the stored images of the task to 4 (32 + 64) = 384."""
-    for later in (1, 2):
-        counts = [outcome.images for task, outcome in spied[1] if task == later]
-        assert counts[0] == 296
-        assert counts[1] > 296
-        assert counts[-4:] == [384] * 4
-        assert counts == sorted(counts)
+    """First step 4 (10 + 64) = 296, then 4 (10 + what is stored of the task + 64) up to 4 (32 + 64) = 384."""
+    counts = [outcome.images for task, outcome in spied[1] if task == 1]
+    assert counts == [296, 336, 376, 384, 384, 384, 384, 384]
 
 
 def test_the_first_batch_is_stored_without_an_update() -> None:
@@ -139,7 +135,7 @@ def test_block_k_is_the_first_new_images_and_past_images_only(spied: tuple) -> N
             assert (data.train_y[raw[k:]] // 10 < task).all()
             assert len(set(raw.tolist())) == len(raw) == 64
             checked += 1
-    assert checked == 24
+    assert checked == 8
 
 
 def test_sources_name_stream_images_and_slots(spied: tuple) -> None:
@@ -148,7 +144,7 @@ def test_sources_name_stream_images_and_slots(spied: tuple) -> None:
         for block in batch.blocks.values():
             first = batch.sources[block.view(0)]
             assert (first[: block.from_stream] < MEMORY_SOURCE).all()
-            assert ((first[block.from_stream :] >= MEMORY_SOURCE) & (first[block.from_stream :] < MEMORY_SOURCE + 150)).all()
+            assert ((first[block.from_stream :] >= MEMORY_SOURCE) & (first[block.from_stream :] < MEMORY_SOURCE + 130)).all()
             for view in range(1, 4):
                 np.testing.assert_array_equal(batch.sources[block.view(view)], first)
                 np.testing.assert_array_equal(batch.labels[block.view(view)], batch.labels[block.view(0)])
@@ -215,7 +211,7 @@ def test_views_are_raw_mirror_tau_and_tau_of_the_mirror(spied: tuple) -> None:
     """View after view; the mirror is the raw view reversed, and tau uses draws keyed by step, block, view and image."""
     engine = spied[0]
     tau = AUGMENTATIONS["tau"]
-    for batch in engine.method.batches[::9]:
+    for batch in engine.method.batches[::7]:
         for name, block in batch.blocks.items():
             assert (block.views, block.raw_views) == (4, (0, 1))
             raw, mirror, second, second_mirror = (batch.x[block.view(view)] for view in range(4))
@@ -358,17 +354,16 @@ def test_a_student_that_does_not_exist_is_refused(student: int) -> None:
 
 
 def test_a_batch_of_one_at_eight_pixels_trains() -> None:
-    """One image a step, one channel, the tapped ResNet: finite losses from the second step on, in the first and the second task."""
-    y = np.array([0, 0, 1, 1])
-    x = np.random.default_rng(0).integers(0, 256, (4, 8, 8), dtype=np.uint8)
+    """One image a task, one channel, the tapped ResNet: stored, then one update on 4 (1 + 2) images with finite losses and weights."""
+    x, y = np.random.default_rng(0).integers(0, 256, (2, 8, 8), dtype=np.uint8), np.array([0, 1])
     with rng.torch_seed(0, "net"):
         net = nets.build("resnet18(width=4)", (1, 8, 8), 2, Pixels((0.5,), (0.25,)))
     engine = Engine(MOSE(), net, Memories(4, (1, 8, 8)))
-    outcomes = [outcome for _, outcome in run(engine, from_arrays(x, y, x, y), 2, batch=1)]
-    assert outcomes[0] is None
-    assert [outcome.images for outcome in outcomes[1:]] == [8, 16, 24]  # then N and K: 1 + (1 + 2), then (1 + 1) + (1 + 2) + …
-    for outcome in outcomes[1:]:
-        assert all(torch.isfinite(value).all() for value in outcome.table.values())
+    first, second = (outcome for _, outcome in run(engine, from_arrays(x, y, x, y), 2, batch=1))
+    assert first is None
+    assert second.images == 12
+    assert all(torch.isfinite(value).all() for value in second.table.values())
+    assert all(torch.isfinite(value).all() for value in engine.net.state_dict().values())
 
 
 # Inference.
@@ -393,4 +388,3 @@ def test_nearest_mean_rule_is_the_squared_distance() -> None:
             # n(f) is the zero vector where all of a small net's units are off; then the distance is that of the mean alone.
             alive = out.features[layer].norm(dim=-1) > 0
             torch.testing.assert_close(-scores["ncm"][layer, alive, label], distance[alive], rtol=0, atol=1e-5)
-    assert isinstance(memory, Memory)

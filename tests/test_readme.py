@@ -1,0 +1,67 @@
+"""Every command and every program in the README runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data import layouts
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
+COMMANDS = [line for kind, block in BLOCKS if kind == "bash" for line in block.splitlines() if line]
+PROGRAMS = [block for kind, block in BLOCKS if kind == "python"]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the commands run one after the other, as a reader would type them, with a tiny CIFAR-100 in its official layout."""
+    folder = tmp_path_factory.mktemp("readme")
+    layouts.cifar100(folder)
+    return folder
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command(command: str, workplace: Path) -> None:
+    program, *arguments = shlex.split(command)
+    if program == "make":
+        # CI calls the targets themselves; here it is enough that they exist.
+        subprocess.run(["make", "--dry-run", *arguments], cwd=ROOT, check=True, capture_output=True)
+        return
+    assert program == "gracecl"
+    if arguments[:2] == ["data", "check"]:
+        assert call(arguments, workplace).returncode == 2, "a tiny set is not the complete one"
+        return
+    if arguments[0] == "run" and "--steps" not in arguments:
+        arguments += ["--steps", "2", "--seeds", "0"]
+    done = call(arguments, workplace)
+    assert done.returncode == 0, done.stderr
+
+
+def call(arguments: list[str], workplace: Path) -> subprocess.CompletedProcess[str]:
+    environment = {"GRACECL_DATA": str(workplace), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "2", "HOME": str(workplace)}
+    command = [sys.executable, "-c", "from gracecl.cli import main; main()", *arguments]
+    return subprocess.run(command, cwd=workplace, env=environment, capture_output=True, text=True, timeout=240)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_program(program: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(program, encoding="utf-8")
+    done = subprocess.run([sys.executable, str(file)], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_method_of_the_readme_is_a_plugin(tmp_path: Path) -> None:
+    """What the text below the program says: the file works with --plugin."""
+    [program] = [block for block in PROGRAMS if "methods.register" in block]
+    (tmp_path / "mine.py").write_text(program.replace('check_method("er_seen()")', ""), encoding="utf-8")
+    arguments = ["run", "grace(er_seen())", "--plugin", "mine.py", "--stream", "split-digits", "--steps", "3", "--net", "mlp(depth=4)"]
+    done = call(arguments, tmp_path)
+    assert done.returncode == 0, done.stderr
