@@ -24,7 +24,7 @@ FORMAT = "gracecl-1"
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Writes a nested state of tensors, arrays, numbers, texts, lists and dicts."""
+    """Writes a nested state of tensors, arrays, numbers, texts, lists, tuples and dicts."""
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_take_tensors(state, tensors))
     write_atomically(path, lambda beside: save_file(tensors, beside, metadata={"format": FORMAT, "state": tree}))
@@ -41,7 +41,7 @@ def load(path: Path) -> dict[str, Any]:
             return state
     except FileNotFoundError:
         raise UserError(f"there is no checkpoint at {path}") from None
-    except (SafetensorError, OSError, json.JSONDecodeError) as error:
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"cannot read the checkpoint {path} ({error}); delete it to start this run anew") from None
 
 
@@ -67,12 +67,15 @@ def _take_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, dict):
         return {"dict": [[key, _take_tensors(item, tensors)] for key, item in value.items()]}
     if isinstance(value, (list, tuple)):
-        return {type(value).__name__: [_take_tensors(item, tensors) for item in value]}
+        return {"tuple" if isinstance(value, tuple) else "list": [_take_tensors(item, tensors) for item in value]}
     if isinstance(value, (Tensor, np.ndarray)):
         name = str(len(tensors))
         kind = "tensor" if isinstance(value, Tensor) else "array"
-        tensors[name] = torch.as_tensor(value).detach().cpu().contiguous()
+        tensor = value.detach().cpu() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+        tensors[name] = tensor.clone(memory_format=torch.contiguous_format)  # safetensors refuses tensors that share memory
         return {kind: name}
+    if isinstance(value, np.generic):
+        return value.item()
     return value
 
 

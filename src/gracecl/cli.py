@@ -13,6 +13,7 @@ import tyro
 from tyro.conf import Positional
 
 from gracecl.errors import UserError
+from gracecl.spec import parse_numbers
 
 INTERRUPTED = 130
 
@@ -45,6 +46,9 @@ def call(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         return 0
+    except OSError as error:
+        print(f"gracecl: {error}; check that the folder can be written and its disk is not full", file=sys.stderr)
+        return 2
     return 0
 
 
@@ -98,6 +102,9 @@ def run(
 
     if not methods:
         raise UserError("name at least one method, for example: gracecl run grace ('gracecl list methods' prints all of them)")
+    numbers = dict.fromkeys(parse_numbers(seeds, "--seeds"))
+    if not numbers:
+        raise UserError(f"--seeds '{seeds}' names none; write for example 0-4 or 0,3,7")
     configs = [
         running.RunConfig(
             method=method,
@@ -116,7 +123,7 @@ def run(
             checkpoint_every=checkpoint_every,
         ).canonical()
         for method in methods
-        for seed in parse_seeds(seeds)
+        for seed in numbers
     ]
     show(out, [running.run(config, out, data, LiveWatch()) for config in configs])
 
@@ -148,6 +155,8 @@ def write_report(folder: Positional[Path], /) -> None:
     from gracecl import report
 
     runs = report.find_runs(folder)
+    if not runs:
+        raise UserError(f"there is no run in {folder} or below it; give what was given as --out")
     show(folder, [run.path for run in runs])
 
 
@@ -205,36 +214,20 @@ def show(out: Path, folders: Sequence[Path]) -> None:
     from rich.console import Console
 
     from gracecl import report
+    from gracecl.report.groups import group_runs
     from gracecl.report.tables import comparison_table, rules_table, run_table
 
     runs = [report.read_run(folder) for folder in folders]
     console = Console()
     if len(runs) == 1:
         console.print(run_table(runs[0]))
-    by_method: dict[str, list[report.Run]] = {}
-    for run in runs:
-        by_method.setdefault(run.config["method"], []).append(run)
-    for same in by_method.values():
-        console.print(rules_table(same))
+    for group in group_runs(runs, unfinished_too=True):
+        console.print(rules_table(group.runs))
     console.print(comparison_table(runs))
     report.write_comparison(out, runs)
     for folder in folders:
         print(folder)
     print(f"{out / 'report.md'} and {out / 'comparison.png'} compare them; each folder has matrix.png, layers.png and losses.png")
-
-
-def parse_seeds(text: str) -> list[int]:
-    """`0-4` or `0,3,7`."""
-    try:
-        seeds: list[int] = []
-        for part in text.split(","):
-            first, dash, last = part.partition("-")
-            seeds += range(int(first), int(last if dash else first) + 1)
-    except ValueError:
-        seeds = []
-    if not seeds:
-        raise UserError(f"cannot read the seeds '{text}'; write 0-4 or 0,3,7")
-    return seeds
 
 
 def load_plugins(names: Sequence[str]) -> None:
@@ -243,11 +236,13 @@ def load_plugins(names: Sequence[str]) -> None:
         file = Path(name)
         try:
             if file.suffix == ".py":
-                spec = importlib.util.spec_from_file_location(file.stem, file)
+                spec = importlib.util.spec_from_file_location(f"gracecl_plugin_{file.stem}", file)
                 if spec is None or spec.loader is None:
                     raise ImportError("not a Python file")
-                spec.loader.exec_module(importlib.util.module_from_spec(spec))
+                # Dataclasses look for the names in their annotations in sys.modules.
+                module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+                spec.loader.exec_module(module)
             else:
                 importlib.import_module(name)
-        except (ImportError, FileNotFoundError) as error:
+        except (ImportError, OSError, SyntaxError, ValueError, TypeError) as error:
             raise UserError(f"cannot import the plugin '{name}' ({error}); give a module name or a .py file") from None

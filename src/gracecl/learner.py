@@ -56,13 +56,14 @@ class Learner:
             raise UserError(f"shape is (channels, height, width), all at least 1, not {tuple(shape)}")
         name = method if isinstance(method, str) else repr(method)
         self.recipe = Recipe(name, net, memory, seed, taps, augment, optimiser, device, precision)
-        self.classes, self.shape = classes, shape
-        self.mean, self.std = tuple(mean or [0.5] * shape[0]), tuple(std or [0.25] * shape[0])
+        self.classes, self.shape = classes, tuple(shape)
+        self.mean = tuple(map(float, mean)) if mean is not None else (0.5,) * shape[0]
+        self.std = tuple(map(float, std)) if std is not None else (0.25,) * shape[0]
         if not len(self.mean) == len(self.std) == shape[0]:
             raise UserError(f"mean and std need one number for each of the {shape[0]} channels")
         self.engine = self.recipe.build(shape, classes, self.mean, self.std)
         self.method = self.engine.method
-        self._task: Hashable = None
+        self._task: str | int | None = None
 
     def learn(self, x: Images, y: Labels, task: Hashable = None) -> dict[str, list[float]]:
         """Learns from one batch: uint8 images `[b, channels, height, width]` and their class numbers.
@@ -96,10 +97,9 @@ class Learner:
 
     def save(self, path: str | Path) -> None:
         """Everything needed to go on exactly from here, in one file."""
-        task = self._task if isinstance(self._task, (str, int, type(None))) else repr(self._task)
         data = {"classes": self.classes, "shape": self.shape, "mean": self.mean, "std": self.std}
         recipe = {name: value for name, value in asdict(self.recipe).items() if name not in ("device", "compile")}
-        checkpoint.save(Path(path), {"learner": data | recipe, "task": task, "engine": self.engine.state_dict()})
+        checkpoint.save(Path(path), {"learner": data | recipe, "task": self._task, "engine": self.engine.state_dict()})
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> Learner:
@@ -119,14 +119,15 @@ class Learner:
     def _number_of(self, task: Hashable, labels: Ints) -> int:
         """The running number of the batch's task."""
         progress = self.engine.progress
-        unnamed = task is None and self._task is None
-        starts = not set(labels.tolist()) <= set(progress.seen) if unnamed else task != self._task
-        self._task = task
+        name = task if isinstance(task, (str, int, type(None))) else repr(task)  # what a file can hold
+        unnamed = name is None and self._task is None
+        starts = not set(labels.tolist()) <= set(progress.seen) if unnamed else name != self._task
+        self._task = name
         return progress.task + 1 if starts else progress.task
 
     def _images(self, x: Images) -> Tensor:
-        images = torch.as_tensor(x)
-        if images.dtype != torch.uint8:
+        images = x if isinstance(x, Tensor) else _array(x, "images")
+        if images.dtype not in (torch.uint8, np.uint8):
             raise UserError(
                 f"images must be uint8 (0 to 255), not {images.dtype}; for floats in [0, 1] use (x * 255).round().astype('uint8')"
             )
@@ -134,10 +135,10 @@ class Learner:
             raise UserError(f"images must have the shape [batch, {', '.join(map(str, self.shape))}], not {list(images.shape)}")
         if len(images) == 0:
             raise UserError("the batch is empty; give at least one image")
-        return images
+        return torch.as_tensor(images)
 
     def _labels(self, y: Labels) -> Ints:
-        labels = np.asarray(y)
+        labels = _array(y.detach().cpu().numpy() if isinstance(y, Tensor) else y, "labels")
         if labels.ndim != 1 or labels.dtype.kind not in "iu":
             raise UserError(f"labels must be a list of whole numbers, not {labels.dtype} of shape {list(labels.shape)}")
         labels = labels.astype(np.int64)
@@ -147,3 +148,11 @@ class Learner:
                 f"label {wrong[0]} is not one of the declared classes 0 to {self.classes - 1}; declare more with classes="
             )
         return labels
+
+
+def _array(values: Any, what: str) -> npt.NDArray[Any]:
+    """A copy, so that read-only and mirrored arrays are as good as any."""
+    try:
+        return np.array(values)
+    except (ValueError, TypeError):
+        raise UserError(f"{what} must be an array or a tensor, not a {type(values).__name__} of uneven parts") from None

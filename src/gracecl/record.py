@@ -50,7 +50,8 @@ class Recorder:
             return
         pending, self._pending = self._pending, []
         stacked = torch.cat([value.float().flatten() for _, outcome in pending for value in outcome.table.values()]).tolist()
-        lines, used = [], 0
+        lines: list[dict[str, Any]] = []
+        used = 0
         for line, outcome in pending:
             rows = {}
             for row, value in outcome.table.items():

@@ -105,7 +105,7 @@ def build(config: RunConfig, record: Path, data_root: str | Path | None = None, 
 
 
 def _train(config: RunConfig, folder: Path, data_root: str | Path | None, watch: Watch) -> None:
-    for left in folder.glob("*.part"):  # of a process that was killed while it wrote
+    for left in (*folder.glob("*.part"), *folder.glob(".tmp*")):  # of a process that was killed while it wrote
         left.unlink()
     saved = folder / "checkpoint.safetensors"
     state = checkpoint.load(saved) if saved.exists() else None
@@ -126,13 +126,13 @@ def _train(config: RunConfig, folder: Path, data_root: str | Path | None, watch:
 def _restore(trainer: Trainer, state: dict[str, Any], saved: Path) -> None:
     """Puts the trainer where the checkpoint was made."""
     if state["stream_hash"] != trainer.stream.hash:
-        raise UserError(
-            f"the data changed since {saved} was written, so the run cannot continue; start it anew in another --out"
-        )
+        raise UserError(f"the data changed since {saved} was written, so the run cannot continue; start it anew in another --out")
     try:
         trainer.load_state_dict(state["trainer"])
     except (KeyError, ValueError, RuntimeError):
-        raise UserError(f"{saved} belongs to another configuration than its config.json; delete it to start this run anew") from None
+        raise UserError(
+            f"{saved} belongs to another configuration than its config.json; delete it to start this run anew"
+        ) from None
 
 
 def _finish(trainer: Trainer, config: RunConfig, saved: Path, watch: Watch) -> None:

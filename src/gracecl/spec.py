@@ -43,6 +43,17 @@ def parse_method(text: str) -> Any:
     return _build_method(_read(_parse(text), text))
 
 
+def parse_numbers(text: str, what: str) -> list[int]:
+    """`0-3,7` as 0, 1, 2, 3, 7."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise UserError(f"cannot read {what} '{text}'; write for example 0-4 or 0,3,7")
+        numbers += range(int(first), int(last if dash else first) + 1)
+    return numbers
+
+
 def construct(registry: Registry, call: Call, *before: Any) -> Any:
     """Calls what the registry holds under the name, with mistakes in the arguments told in a sentence."""
     target = registry.get(call.name)
@@ -142,4 +153,4 @@ def _describe(hint: Any) -> str:
     return names.get(hint, getattr(hint, "__name__", str(hint)))
 
 
-__all__ = ["Call", "check_fields", "checked_call", "construct", "normal", "parse_call", "parse_method", "show"]
+__all__ = ["Call", "check_fields", "checked_call", "construct", "normal", "parse_call", "parse_method", "parse_numbers", "show"]

@@ -42,18 +42,22 @@ class LiveWatch(Watch):
             self._say()
             return
         from rich import progress
-        from rich.console import Console
+        from rich.console import Console, Group
+        from rich.live import Live
+        from rich.table import Column
+        from rich.text import Text
 
-        columns = (
-            progress.TextColumn("{task.description}"),
+        # In a narrow terminal a long title is folded; the numbers stay whole.
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}", table_column=Column(overflow="fold"), markup=False),
             progress.BarColumn(bar_width=24),
-            progress.MofNCompleteColumn(),
+            progress.MofNCompleteColumn(table_column=Column(no_wrap=True)),
             progress.TextColumn("{task.fields[rate]}"),
-            progress.TimeRemainingColumn(),
-            progress.TextColumn("{task.fields[state]}"),
+            progress.TimeRemainingColumn(table_column=Column(no_wrap=True)),
         )
-        with progress.Progress(*columns, console=Console(stderr=True)) as self._bar:
-            self._task = self._bar.add_task(title, total=len(trainer.stream), completed=trainer.at, rate="", state="")
+        self._task = self._bar.add_task(title, total=len(trainer.stream), completed=trainer.at, rate="")
+        self._line = Text()
+        with Live(Group(self._bar, self._line), console=Console(stderr=True)):
             yield
             self._refresh()
 
@@ -74,25 +78,26 @@ class LiveWatch(Watch):
     def _refresh(self) -> None:
         # Fetches the last tables from the device; once a second that costs nothing.
         self.trainer.recorder.flush()
-        self._bar.update(self._task, completed=self.trainer.at, rate=f"{self.rate:.1f}/s", state=self._state())
+        self._bar.update(self._task, completed=self.trainer.at, rate=f"{self.rate:.1f}/s")
+        self._line.plain = ", ".join(self._state())
 
     def _say(self) -> None:
         self.trainer.recorder.flush()
         total = len(self.trainer.stream)
         left = (total - self.trainer.at) / self.rate if self.rate else 0.0
-        text = f"{self.title}: step {self.trainer.at} of {total}, {self.rate:.1f}/s, {left:.0f} s left{self._state()}"
-        sys.stderr.write(text + "\n")
+        parts = [f"{self.title}: step {self.trainer.at} of {total}", f"{self.rate:.1f}/s", f"{left:.0f} s left", *self._state()]
+        sys.stderr.write(", ".join(parts) + "\n")
         sys.stderr.flush()
 
-    def _state(self) -> str:
+    def _state(self) -> list[str]:
         """The headline accuracy of the last evaluation, the running accuracy on the step's images, the entropies."""
         latest, evaluation = self.trainer.recorder.latest, self.trainer.evaluation
-        text = ""
+        parts = []
         if evaluation is not None:
             percents = [value for value in evaluation.accuracy[self.trainer.engine.method.rule] if value is not None]
-            text += f", test {sum(percents) / len(percents):.1f} %"
+            parts.append(f"test {sum(percents) / len(percents):.1f} %")
         if "log/accuracy" in latest:
-            text += f", batch {100 * latest['log/accuracy'][-1]:.0f} %"
+            parts.append(f"batch {100 * latest['log/accuracy'][-1]:.0f} %")
         if "log/H" in latest:
-            text += ", H " + " ".join(f"{value:.2f}" for value in latest["log/H"])
-        return text
+            parts.append("H " + " ".join(f"{value:.2f}" for value in latest["log/H"]))
+        return parts

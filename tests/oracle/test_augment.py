@@ -73,10 +73,10 @@ def crop_by_loops(image: Tensor, w: float, h: float, x_offset: float, y_offset: 
 
 @pytest.mark.parametrize(
     ("w", "h", "across", "down"),
-    [(4, 3, 0, 0), (4, 3, -3, 3), (4, 3, 3, -2), (7, 2, 0, -4), (1, 1, 6, 5), (3, 6, -1, 0), (7, 6, 0, 0)],
+    [(4, 3, 0, 0), (4, 3, -3, 3), (4, 3, 3, -2), (7, 2, 0, -4), (1, 1, 6, 5), (3, 6, -1, 0), (7, 6, 0, 0), (4, 3, 7, -6)],
 )
 def test_crop_is_bilinear_with_reflection(w: int, h: int, across: int, down: int) -> None:
-    """Windows in the middle, at the borders and of a single pixel, against a loop over the pixels."""
+    """Windows in the middle, at the borders, of a single pixel and reaching outside, against a loop over the pixels."""
     [image] = images(1, channels=2)
     got = augment.crop(image[None], *(np.array([float(v)]) for v in (w, h, across / 7, down / 6)))
     torch.testing.assert_close(got[0], crop_by_loops(image, w, h, across / 7, down / 6), rtol=0, atol=2e-6)
@@ -152,7 +152,7 @@ def test_windows_have_the_specified_area_aspect_and_place() -> None:
 
 
 def test_area_is_uniform_and_aspect_log_uniform_where_nothing_is_rejected() -> None:
-    """With areas up to one half every candidate fits. Rounding to whole pixels moves the distributions by less than the test can see."""
+    """With areas up to one half every candidate fits; rounding to whole pixels is less than the test can see."""
     operation, size = ResizedCrop(0.1, 0.5), 96
     w, h, _, _ = seen_windows(operation, numbers(1000, operation, seed=1), size, size)
     area = stats.uniform(0.1, 0.4).cdf

@@ -116,7 +116,7 @@ def test_entropy_is_the_loop(classes: Tensor | None) -> None:
 
 
 def test_entropy_of_known_distributions() -> None:
-    """ln C where all logits are equal, 0 where one is certain, ln 2 between two; one marked class leaves nothing to be unsure of."""
+    """ln C where all logits are equal, 0 where one is certain, ln 2 between two; 0 over one marked class."""
     flat, sure, two = torch.zeros(CLASSES), torch.zeros(CLASSES), torch.zeros(CLASSES)
     sure[2], two[[1, 4]] = 1e4, 1e4
     logits = torch.stack([flat, sure, two])[:, None].requires_grad_()

@@ -47,7 +47,9 @@ def number(pixels: Tensor) -> np.ndarray:
     return (pixels[:, 0, 0, 0] + 256 * pixels[:, 1, 0, 0]).round().long().numpy()
 
 
-def make_engine(method: Method, memory: int, classes: int, shape: tuple[int, int, int] = SHAPE, net: str = "mlp(width=6, depth=4)") -> Engine:
+def make_engine(
+    method: Method, memory: int, classes: int, shape: tuple[int, int, int] = SHAPE, net: str = "mlp(width=6, depth=4)"
+) -> Engine:
     with rng.torch_seed(0, "net"):
         tapped = nets.build(net, shape, classes, PIXELS)
     return Engine(method, tapped, Memories(memory, shape))
@@ -160,7 +162,9 @@ def large_memory() -> Memories:
     return memories
 
 
-def planned(memories: Memories, new: int, seen: int, b: int = 10, task: int = 2, first: bool = False, **options: int) -> dict[str, tuple]:
+def planned(
+    memories: Memories, new: int, seen: int, b: int = 10, task: int = 2, first: bool = False, **options: int
+) -> dict[str, tuple]:
     """(from the stream, from memory) of each block, for a learner that has met so many classes."""
     progress = Progress(99, task, first, tuple(range(seen)), tuple(range(seen - new, seen)))
     incoming = Incoming(torch.zeros(b, 1, 1, 1, dtype=torch.uint8), np.full(b, seen - 1), np.arange(b), progress)
@@ -180,7 +184,7 @@ def test_block_sizes_of_split_cifar100(large_memory: Memories, t: int, n_k: int)
 
 @pytest.mark.parametrize(("t", "past"), [(2, 28), (3, 42), (4, 54), (5, 54), (50, 63), (65, 64)])
 def test_block_sizes_with_two_classes_per_task(large_memory: Memories, t: int, past: int) -> None:
-    """CIFAR-10 and 100-task Tiny-ImageNet: at most seven past images per seen class, and late in the stream few or no new ones in K."""
+    """CIFAR-10 and 100-task Tiny-ImageNet: at most seven past images per seen class; late in the stream few or no new ones."""
     assert planned(large_memory, 2, 2 * t) == {"new": (10, 22), "balanced": (min(64 // t, 10), past)}
 
 
@@ -271,7 +275,9 @@ def test_cross_entropy_of_the_first_task() -> None:
     """Plain, over all outputs, on block N."""
     method, out, batch = layered(task=0)
     table = method.losses(out, batch)
-    assert table["ce/new"].tolist() == pytest.approx(cross_entropy_by_loop(out.logits, batch.labels, range(12), list(range(6))), rel=1e-9)
+    assert table["ce/new"].tolist() == pytest.approx(
+        cross_entropy_by_loop(out.logits, batch.labels, range(12), list(range(6))), rel=1e-9
+    )
     assert set(table) == {"sc", "ce/new", "rsd"}
 
 
@@ -354,7 +360,7 @@ def test_a_student_that_does_not_exist_is_refused(student: int) -> None:
 
 
 def test_a_batch_of_one_at_eight_pixels_trains() -> None:
-    """One image a task, one channel, the tapped ResNet: stored, then one update on 4 (1 + 2) images with finite losses and weights."""
+    """One image a task, one channel, the tapped ResNet: stored, then an update on 4 (1 + 2) images, all finite."""
     x, y = np.random.default_rng(0).integers(0, 256, (2, 8, 8), dtype=np.uint8), np.array([0, 1])
     with rng.torch_seed(0, "net"):
         net = nets.build("resnet18(width=4)", (1, 8, 8), 2, Pixels((0.5,), (0.25,)))

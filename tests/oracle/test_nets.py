@@ -177,7 +177,7 @@ def test_gate_is_the_formula() -> None:
 
 
 def test_stages_read_the_ungated_map_and_taps_count_from_the_last() -> None:
-    """With equal weights, a net with fewer taps gives the same features at its stages; the plain net, without gates, at the last."""
+    """With equal weights, a net with fewer taps gives the same features at its stages; the plain net at the last."""
     full, x = build("resnet18(width=4)").backbone, torch.randn(5, 3, 8, 8)
     features = full(x)
     for taps in (1, 2):

@@ -293,7 +293,7 @@ def learn(learner: Engine, steps: int = 3) -> list[LossTable]:
 
 
 def test_a_sum_adds_the_rows_of_the_part_and_lets_it_observe() -> None:
-    """er + penalty: the left one's rows unchanged at the first step, the part's row beside them, in the objective and the gradient."""
+    """er + penalty: the left one's rows as they were, the part's row beside them, in the objective and in the gradient."""
     plain, both = engine(parse_method("er(n_recall=3)")), engine(parse_method("er(n_recall=3) + pull-zero(strength=0.5)"))
     weight = both.net.classifier.weight.detach().clone()
     [a], [b] = learn(plain, 1), learn(both, 1)

@@ -250,8 +250,8 @@ def test_iid_order_uses_the_stream_images_once_even_with_epochs() -> None:
     assert sorted(shuffled(part, 0).order.tolist()) == sorted(part.order.tolist())
 
 
-# BUG (reported): `shuffled` takes the size of the first batch for the stream's batch size; where the first task has fewer images than
-# a batch, the upper bound trains on smaller batches than the methods it bounds. Drop the mark when it is fixed.
+# BUG (reported): `shuffled` takes the size of the first batch for the stream's batch size; where the first task has fewer images
+# than a batch, the upper bound trains on smaller batches than the methods it bounds. Drop the mark when it is fixed.
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="batch size is read off the first batch")
 def test_iid_batches_have_the_stream_size_when_the_first_task_is_small() -> None:
     stream = shuffled(split(UNEVEN, 0, tasks=7, batch=10), 0)  # the first class has one image

@@ -21,6 +21,7 @@ from gracecl.data.places import cache_folder, data_root
 from gracecl.data.source import Source
 from gracecl.errors import UserError
 from gracecl.registry import datasets
+from gracecl.spec import parse_numbers
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ def _say_once(sentence: str) -> None:
 
 def _picked(data: Data, classes: str | Sequence[int]) -> Data:
     """Only these classes, numbered 0, 1, … in the order given; images keep their order."""
-    wanted = _class_numbers(classes) if isinstance(classes, str) else list(classes)
+    wanted = parse_numbers(classes, "classes") if isinstance(classes, str) else list(classes)
     if not wanted:
         raise UserError("classes picks none; give for example 0-19 or 0,3,7")
     if len(set(wanted)) < len(wanted):
@@ -151,14 +152,3 @@ def _picked(data: Data, classes: str | Sequence[int]) -> Data:
         test_y=new_number[data.test_y[test]],
         class_names=tuple(data.class_names[number] for number in wanted),
     )
-
-
-def _class_numbers(text: str) -> list[int]:
-    """ "0-3,7" -> [0, 1, 2, 3, 7]"""
-    numbers: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise UserError(f"cannot read classes '{text}'; write for example 0-19 or 0,3,7")
-        numbers += range(int(first), int(last if dash else first) + 1)
-    return numbers

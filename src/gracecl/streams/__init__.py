@@ -115,6 +115,7 @@ def build(expression: str, seed: int, root: str | Path | None = None) -> Stream:
     """The stream an expression such as `split-cifar100(tasks=5, classes='0-19')` names.
 
     The first word is the family (`split`), the rest the data set; `classes` and `size` go to the data, all else to the family.
+    `split-folder(path='DIR', size=32)` is a stream over any folder of images.
     """
     call = spec.parse_call(expression)
     family, _, dataset = normal(call.name).partition("_")
@@ -124,6 +125,10 @@ def build(expression: str, seed: int, root: str | Path | None = None) -> Stream:
         raise UserError(f"unknown stream '{call.name}'{nearest(call.name, known)} ('gracecl list streams' prints all of them)")
     options = dict(call.kwargs)
     picked = {name: options.pop(name) for name in ("classes", "size") if name in options}
+    if dataset == "folder":
+        if "path" not in options:
+            raise UserError(f"{call.name} needs the folder of images: {family}-folder(path='DIR')")
+        dataset = f"folder:{options.pop('path')}"
     data = datasets.load(dataset, root, **picked)
     stream: Stream = spec.construct(streams, spec.Call(family, call.args, options), data, seed)
     return stream

@@ -1,0 +1,627 @@
+"""GRACE against the printed reference values and literal formulas, option by option, alone and around real methods."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gracecl import nets, rng
+from gracecl.augment import Pixels
+from gracecl.core import Batch, Block, Incoming, LossTable, Progress, Taps, total
+from gracecl.data import Data, from_arrays
+from gracecl.engine import Engine, Outcome
+from gracecl.errors import UserError
+from gracecl.losses import cross_entropy, entropy
+from gracecl.memory import Memories
+from gracecl.method import Method
+from gracecl.methods.er import ER
+from gracecl.methods.grace import Grace, gradient_ratio, head_accuracies
+from gracecl.methods.mose import MOSE
+from gracecl.nets.tapped import TappedNet
+from gracecl.record import Recorder
+from gracecl.spec import parse_method
+from gracecl.streams.split import split
+from gracecl.trainer import Trainer
+
+SHAPE = (3, 2, 2)
+PIXELS = Pixels((0.0,) * 3, (1 / 255,) * 3)
+"""leaves bytes as they are, so that an image's number can be read back from a step's pixels"""
+
+H = (3.2, 2.6, 1.7, 1.2)
+BETA = 0.005
+GAMMA = (2.37996, 1.64688, 0.57942, 0.42734)
+GAMMA_UNBIASED = (2.26104, 1.55545, 0.61535, 0.45100)
+A = (0.62, 0.71, 0.83, 0.86)
+ALPHA = (2.42674, 1.54806, 0.52038, 0.45021)
+
+
+def make_net(layers: int = 4, classes: int = 4) -> TappedNet:
+    with rng.torch_seed(0, "net"):
+        return nets.build("mlp(width=6, depth=4)", SHAPE, classes, PIXELS, taps=layers)
+
+
+def make_engine(method: Method | str, memory: int = 20, layers: int = 4, classes: int = 4, augmentation: str = "tau") -> Engine:
+    method = parse_method(method) if isinstance(method, str) else method
+    return Engine(method, make_net(layers, classes), Memories(memory, SHAPE), augmentation=augmentation)
+
+
+def attached(grace: Grace, layers: int = 4, classes: int = 100) -> Grace:
+    grace.attach(make_net(layers, classes), Memories(20, SHAPE))
+    return grace
+
+
+def numbered(classes: int, per_class: int) -> Data:
+    """Images that carry their number in two bytes; the first three bytes differ by class as well, so that heads can learn."""
+    y = np.tile(np.arange(classes), per_class)
+    x = np.zeros((len(y), 2, 2, 3), np.uint8)
+    x[:, 0, 0, 0], x[:, 0, 0, 1] = np.arange(len(y)) % 256, np.arange(len(y)) // 256
+    x[np.arange(len(y)), 1, y % 2, y // 2 % 3] = 255
+    return from_arrays(x, y, x[: 3 * classes], y[: 3 * classes])
+
+
+def number(pixels: Tensor) -> list[int]:
+    return (pixels[:, 0, 0, 0].double() + 256 * pixels[:, 1, 0, 0].double()).round().long().tolist()
+
+
+def run(engine: Engine, data: Data, tasks: int = 2, batch: int = 4) -> Iterator[tuple[int, Outcome | None]]:
+    stream = split(data, 0, tasks=tasks, batch=batch)
+    for step in range(len(stream)):
+        part = stream.batch(step)
+        yield part.task, engine.learn(part.x, part.labels, part.task, part.sources)
+
+
+def two_level(h: float, classes: int = 100) -> list[float]:
+    """Logits (a, 0, 0, …) whose softmax has entropy h, by halving."""
+
+    def entropy_at(a: float) -> float:
+        first, rest = math.exp(a), classes - 1
+        p, q = first / (first + rest), 1 / (first + rest)
+        return -p * math.log(p) - rest * q * math.log(q)
+
+    low, high = 0.0, 40.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if entropy_at(middle) > h else (low, middle)
+    return [low] + [0.0] * (classes - 1)
+
+
+def logits_of(entropies: tuple[float, ...]) -> Tensor:
+    """[L, 1, 100] in double precision."""
+    return torch.tensor([[two_level(h)] for h in entropies], dtype=torch.float64)
+
+
+def one_image(classes: int = 100, step: int = 1) -> Batch:
+    progress = Progress(step, 0, False, tuple(range(classes)), tuple(range(classes)))
+    return Batch(torch.zeros(1, *SHAPE), np.array([0]), np.array([0]), {"all": Block(0, 1, 1, 1, (0,))}, progress, classes, seed=0)
+
+
+def taps(logits: Tensor) -> Taps:
+    return Taps(torch.zeros(*logits.shape[:2], 6, dtype=logits.dtype), logits, lambda features: features)
+
+
+def table_of(grace: Grace, entropies: tuple[float, ...] = H) -> LossTable:
+    return attached(grace, len(entropies)).losses(taps(logits_of(entropies)), one_image())
+
+
+def scores(values: tuple[float, ...], correction: int = 0) -> list[float]:
+    """(value - mean) / std, literally."""
+    mean = sum(values) / len(values)
+    std = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - correction))
+    return [(v - mean) / std for v in values]
+
+
+# Reference values of grace.md 3.2.
+
+
+@pytest.mark.parametrize(("unbiased", "expected"), [(False, GAMMA), (True, GAMMA_UNBIASED)])
+def test_gamma_reference_values(unbiased: bool, expected: tuple[float, ...]) -> None:
+    table = table_of(Grace(ER(), unbiased=unbiased))
+    assert table["log/H"].tolist() == pytest.approx(H, abs=1e-9)
+    assert (table["log/gamma"] / BETA).tolist() == pytest.approx(expected, abs=5e-6)
+    assert table["entropy"].tolist() == pytest.approx([BETA * g * h for g, h in zip(expected, H, strict=True)], abs=1e-7)
+
+
+def test_alpha_reference_values() -> None:
+    """Through the real boundary: heads whose accuracies on the memory are exactly 62, 71, 83 and 86 of 100."""
+    engine = make_engine("grace(er())", memory=100, classes=2)
+    engine.memories.replay.add(np.random.default_rng(0), torch.zeros(100, *SHAPE, dtype=torch.uint8), np.zeros(100, np.int64), 0)
+    net, memory = engine.net, engine.memories.replay
+    # Image i has brightness i; head l answers 0 where the brightness is below 100 A_l.
+    memory.images[:] = torch.arange(100, dtype=torch.uint8).view(100, 1, 1, 1)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+        for layer in net.backbone.hidden:
+            layer.weight[0, 0] = 1
+        net.classifier.weight[:, 0, 1] = 1
+        net.classifier.bias[:, 0, 1] = torch.tensor([0.5 - 100 * a for a in A])
+    engine._task_open = True
+    engine.end_task()
+    assert engine.method.accuracy.tolist() == pytest.approx(A, abs=1e-7)
+    assert engine.method.alpha.tolist() == pytest.approx(ALPHA, abs=5e-6)
+    assert engine.method.task_values()["A"] == pytest.approx(A, abs=1e-7)
+    assert engine.method.task_values()["s"] == pytest.approx(scores(A), abs=1e-5)
+
+
+def test_factors_are_bounded() -> None:
+    """With four layers |z| is at most √3, so every factor lies in [0.391, 2.558]; the extreme is one layer against three."""
+    for extreme, unbiased, low, high in ((math.sqrt(3), False, 0.391, 2.558), (1.5, True, 0.404, 2.472)):
+        grace = Grace(ER(), unbiased=unbiased)
+        z = grace.relative(torch.tensor([0.0, 0, 0, 1], dtype=torch.float64))
+        assert z.abs().max().item() == pytest.approx(extreme, rel=1e-9)
+        assert (grace.strength(z) / BETA).max().item() == pytest.approx(high, abs=5e-4)
+        assert (grace.strength(-z) / BETA).min().item() == pytest.approx(low, abs=5e-4)
+        random = torch.rand(200, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        for values in random:
+            assert grace.relative(values).abs().max() <= extreme + 1e-9
+
+
+# Entropy modes, grace.md 3.3 #1 and #18.
+
+LITERAL: dict[str, Callable[[float], float]] = {
+    "alg1": lambda z: BETA * math.exp(math.tanh(z)),
+    "cpr": lambda z: -BETA * math.exp(math.tanh(-z)),
+    "target": lambda z: BETA * (math.exp(math.tanh(z)) - 1),
+    "cpr_literal": lambda z: -BETA * math.exp(math.tanh(z)),
+    "uniform": lambda z: BETA,
+}
+
+
+def slopes(grace: Grace, entropies: tuple[float, ...] = H) -> list[float]:
+    """dR/dH_l of the entropy row: H_l depends on layer l's logits alone, so it is the ratio of two gradients at them."""
+    logits = logits_of(entropies).requires_grad_()
+    table = attached(grace, len(entropies)).losses(taps(logits), one_image())
+    [of_term] = torch.autograd.grad(table["entropy"].sum(), logits, retain_graph=True)
+    [of_entropy] = torch.autograd.grad(entropy(logits).sum(), logits)
+    return ((of_term * of_entropy).sum(dim=(1, 2)) / of_entropy.square().sum(dim=(1, 2))).tolist()
+
+
+@pytest.mark.parametrize("mode", LITERAL)
+def test_entropy_modes_are_their_formulas(mode: str) -> None:
+    """The row is the factor times H, and the gradient acts with the same factor: γ is a constant."""
+    grace = Grace(ER(), entropy_mode=mode)
+    expected = [LITERAL[mode](z) for z in scores(H)]
+    assert table_of(grace)["entropy"].tolist() == pytest.approx([f * h for f, h in zip(expected, H, strict=True)], rel=1e-7)
+    assert slopes(grace) == pytest.approx(expected, rel=1e-7)
+
+
+def test_deviation_mode_is_the_squared_distance_from_the_mean() -> None:
+    """β Σ (H - sg(mean))²: the mean is not moved by the gradient."""
+    mean = sum(H) / 4
+    grace = Grace(ER(), entropy_mode="deviation")
+    assert table_of(grace)["entropy"].tolist() == pytest.approx([BETA * (h - mean) ** 2 for h in H], rel=1e-7)
+    assert slopes(grace) == pytest.approx([2 * BETA * (h - mean) for h in H], rel=1e-7)
+
+
+def test_no_term_in_mode_none_or_without_beta() -> None:
+    for grace in (Grace(ER(), entropy_mode="none"), Grace(ER(), beta=0.0)):
+        table = table_of(grace)
+        assert "entropy" not in table
+        assert table["log/gamma"].tolist() == [0, 0, 0, 0]
+        assert table["log/H"].tolist() == pytest.approx(H, abs=1e-9)
+
+
+def test_target_is_alg1_minus_uniform() -> None:
+    rows = {mode: table_of(Grace(ER(), entropy_mode=mode))["entropy"] for mode in ("target", "alg1", "uniform")}
+    torch.testing.assert_close(rows["target"], rows["alg1"] - rows["uniform"], rtol=1e-12, atol=1e-15)
+    assert rows["target"][0] > 0
+    assert rows["target"][3] < 0
+
+
+def test_beta_scales_the_term() -> None:
+    torch.testing.assert_close(table_of(Grace(ER(), beta=0.5))["entropy"], 100 * table_of(Grace(ER()))["entropy"])
+
+
+def test_attached_gamma_has_the_printed_derivative() -> None:
+    """#11: dR/dH_k = γ_k + Σ_l γ_l sech²(z_l) H_l (δ_lk - 1/L - z_l z_k / L) / σ, and the printed values of both readings."""
+    z, sigma = scores(H), math.sqrt(sum((h - sum(H) / 4) ** 2 for h in H) / 4)
+    gamma = [BETA * math.exp(math.tanh(v)) for v in z]
+    closed = [
+        gamma[k] + sum(gamma[i] / math.cosh(z[i]) ** 2 * H[i] * ((i == k) - 1 / 4 - z[i] * z[k] / 4) / sigma for i in range(4))
+        for k in range(4)
+    ]
+    assert slopes(Grace(ER(), attached=True)) == pytest.approx(closed, rel=1e-6)
+    assert [round(value, 4) for value in slopes(Grace(ER(), attached=True))] == [0.0067, 0.0162, 0.0014, 0.0009]
+    assert [round(value, 4) for value in slopes(Grace(ER()))] == [0.0119, 0.0082, 0.0029, 0.0021]
+
+
+# Where the spread vanishes, #9.
+
+
+@pytest.mark.parametrize(
+    "entropies", [(1.5, 1.5, 1.5, 1.5), (2.0,), (1.5, 1.5, 1.5, 1.5 + 1e-9)], ids=["equal", "one layer", "nearly"]
+)
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_layers_that_agree_have_z_zero(entropies: tuple[float, ...], unbiased: bool) -> None:
+    table = table_of(Grace(ER(), unbiased=unbiased), entropies)
+    assert table["log/z"].tolist() == [0] * len(entropies)
+    assert table["log/gamma"].tolist() == pytest.approx([BETA] * len(entropies), rel=1e-12)
+    assert slopes(Grace(ER(), unbiased=unbiased), entropies) == pytest.approx([BETA] * len(entropies), rel=1e-6)
+
+
+# BUG (reported): in float32 the mean of three equal numbers can differ from them in the last bit; the spread around it is
+# then above 1e-8 and z is 1 (or -1) for every layer, so that α is 0.47 or 2.14 instead of 1. Drop the mark when it is fixed.
+@pytest.mark.parametrize(
+    "layers", [1, 2, pytest.param(3, marks=pytest.mark.xfail(strict=True, reason="rounding of the mean counts as spread")), 4]
+)
+def test_heads_that_are_equally_good_have_z_zero_in_single_precision(layers: int) -> None:
+    """Any share of right answers out of 30, the same in every layer."""
+    for right in range(31):
+        z = Grace(ER()).relative(torch.full((layers,), right / 30))
+        assert z.tolist() == [0.0] * layers, right
+
+
+def test_a_spread_just_above_the_limit_counts_in_full() -> None:
+    grace = Grace(ER())
+    values = torch.tensor([0, 0, 0, 4e-8], dtype=torch.float64)
+    assert grace.relative(values).tolist() == pytest.approx(scores((0, 0, 0, 4e-8)), rel=1e-9)
+
+
+@pytest.mark.parametrize("entropies", [(2.0,), (1.5, 1.5, 1.5, 1.5)], ids=["one layer", "equal"])
+def test_attached_gamma_is_plain_beta_where_layers_agree(entropies: tuple[float, ...]) -> None:
+    """The root of a spread of 0 has no derivative; it must not turn the gradient into NaN."""
+    assert slopes(Grace(ER(), attached=True), entropies) == pytest.approx([BETA] * len(entropies), rel=1e-6)
+
+
+@pytest.mark.parametrize("floor", [0.05, 0.5, 2.0])
+def test_sigma_floor_limits_the_division(floor: float) -> None:
+    mean = sum(H) / 4
+    sigma = math.sqrt(sum((h - mean) ** 2 for h in H) / 4)  # 0.78
+    expected = [(h - mean) / max(sigma, floor) for h in H]
+    assert table_of(Grace(ER(), sigma_floor=floor))["log/z"].tolist() == pytest.approx(expected, rel=1e-7)
+    assert table_of(Grace(ER(), sigma_floor=floor), (1.0, 1.0))["log/z"].tolist() == [0, 0]
+
+
+def test_sigma_is_recorded() -> None:
+    mean = sum(H) / 4
+    assert table_of(Grace(ER()))["log/sigma_H"].tolist() == pytest.approx([math.sqrt(sum((h - mean) ** 2 for h in H) / 4)] * 4)
+
+
+# Which rows: α and entropy, on a real step of MOSE.
+
+
+@dataclass
+class Step:
+    engine: Engine
+    new: Incoming
+    batch: Batch
+    out: Taps
+    inner: LossTable
+
+
+@pytest.fixture(scope="module")
+def step() -> Step:
+    """A batch of the second task as the engine assembles it for MOSE, with random logits."""
+    engine = make_engine("mose(n_recall=20)", memory=30, classes=6)
+    for task, _ in run(engine, numbered(6, 8), batch=3):
+        if task == 1 and engine.memories.replay.count(task=1) >= 6:
+            break
+    x = torch.randint(0, 256, (3, *SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    new = Incoming(x, np.array([3, 4, 5]), np.array([900, 901, 902]), engine.progress)
+    plan = engine.method.plan(new, engine.memories, np.random.default_rng(0))
+    batch = engine._assemble(plan, new, 0)
+    choice = torch.Generator().manual_seed(1)
+    logits = 2 * torch.randn(4, len(batch), 6, generator=choice)
+    out = Taps(torch.randn(4, len(batch), 6, generator=choice), logits, engine.net.projector)
+    inner = {row: value.detach() for row, value in engine.method.losses(out, batch).items()}
+    assert set(inner) == {"sc", "ce/new", "ce/balanced", "rsd"}
+    assert all((value[:3] != 0).all() for value in inner.values())
+    return Step(engine, new, batch, out, inner)
+
+
+def around(step: Step, **options: object) -> Grace:
+    """GRACE around the step's own method."""
+    grace = Grace(step.engine.method, **options)
+    grace.alpha = torch.tensor([2.0, 3.0, 5.0, 7.0])
+    return grace
+
+
+@pytest.mark.parametrize(
+    ("alpha_on", "touched"),
+    [("ce", {"ce/new", "ce/balanced"}), ("ce_new", {"ce/new"}), ("all", {"sc", "ce/new", "ce/balanced", "rsd"})],
+)
+def test_alpha_acts_on_its_rows_and_on_no_other(step: Step, alpha_on: str, touched: set[str]) -> None:
+    grace = around(step, alpha_on=alpha_on)
+    table = grace.losses(step.out, step.batch)
+    for row, value in step.inner.items():
+        expected = value * grace.alpha if row in touched else value
+        torch.testing.assert_close(table[row], expected, rtol=1e-6, atol=0)
+    plain = around(step)
+    plain.alpha = torch.ones(4)
+    ones = plain.losses(step.out, step.batch)
+    for row in ("entropy", "log/H", "log/gamma", "log/z"):
+        assert torch.equal(table[row], ones[row])
+    objective = sum(table[row].sum().item() for row in (*step.inner, "entropy"))
+    assert total(table).item() == pytest.approx(objective, rel=1e-6)
+
+
+def entropy_by_loop(logits: Tensor, rows: list[int], classes: list[int]) -> list[float]:
+    values = []
+    for layer in logits.tolist():
+        terms = []
+        for row in rows:
+            weights = [math.exp(layer[row][c]) for c in classes]
+            terms.append(-sum(w / sum(weights) * math.log(w / sum(weights)) for w in weights))
+        values.append(sum(terms) / len(terms))
+    return values
+
+
+@pytest.mark.parametrize("entropy_on", ["all", "new", "stream"])
+def test_entropy_is_taken_on_the_chosen_images(step: Step, entropy_on: str) -> None:
+    """all rows of the forward; block N with its four views; or the raw and mirrored stream images, 2b rows of block N."""
+    batch, block = step.batch, step.batch.blocks["new"]
+    rows = {
+        "all": list(range(len(batch))),
+        "new": list(range(4 * block.images)),
+        "stream": [*range(3), *range(block.images, block.images + 3)],
+    }[entropy_on]
+    got = around(step, entropy_on=entropy_on).losses(step.out, batch)["log/H"].tolist()
+    assert got == pytest.approx(entropy_by_loop(step.out.logits, rows, list(range(6))), rel=1e-5)
+    assert len({*map(len, ([0] * len(batch), [0] * 4 * block.images, [0] * 6))}) == 3
+
+
+def test_stream_rows_are_the_raw_and_mirrored_stream_images(step: Step) -> None:
+    rows = step.batch.stream_rows
+    assert len(rows) == 2 * len(step.new)
+    raw = PIXELS.normalise(step.new.x)
+    torch.testing.assert_close(step.batch.x[rows], torch.cat([raw, raw.flip(-1)]), rtol=0, atol=1e-4)
+    assert step.batch.labels[rows.numpy()].tolist() == [3, 4, 5, 3, 4, 5]
+    assert step.batch.sources[rows.numpy()].tolist() == [900, 901, 902] * 2
+
+
+def test_stream_rows_of_er_are_the_stream_images() -> None:
+    """One random view: there is no raw one, so the augmented stream images stand for themselves."""
+    for augmentation in ("tau", "none"):
+        engine = make_engine("grace(er(n_recall=5), entropy_on='stream')", augmentation=augmentation)
+        for _ in run(engine, numbered(4, 4)):
+            pass
+        x = torch.randint(0, 256, (3, *SHAPE), dtype=torch.uint8)
+        new = Incoming(x, np.array([0, 1, 2]), np.array([900, 901, 902]), engine.progress)
+        batch = engine._assemble(engine.method.plan(new, engine.memories, np.random.default_rng(0)), new, 0)
+        assert len(batch) == 8
+        assert batch.sources[batch.stream_rows.numpy()].tolist() == [900, 901, 902]
+
+
+@pytest.mark.parametrize(("classes", "columns"), [("all", [0, 1, 2, 3, 4, 5]), ("seen", [0, 1, 4])])
+def test_entropy_is_taken_over_the_chosen_classes(step: Step, classes: str, columns: list[int]) -> None:
+    progress = Progress(1, 1, False, (4, 0, 1), (4,))
+    batch = Batch(
+        step.batch.x, step.batch.labels % 2, step.batch.sources, {"all": Block(0, len(step.batch), 1, 3, ())}, progress, 6, 0
+    )
+    table = attached(Grace(ER(), classes=classes), 4, 6).losses(step.out, batch)
+    assert table["log/H"].tolist() == pytest.approx(entropy_by_loop(step.out.logits, list(range(len(batch))), columns), rel=1e-5)
+
+
+# α from the past.
+
+
+def accuracies_by_loop(net: TappedNet, images: Tensor, labels: np.ndarray) -> list[float]:
+    """One image at a time, argmax over all outputs."""
+    right = [0] * net.layers
+    net.eval()
+    with torch.no_grad():
+        for image, label in zip(images, labels.tolist(), strict=True):
+            for layer, row in enumerate(net(net.pixels.normalise(image[None])).logits[:, 0].tolist()):
+                right[layer] += row.index(max(row)) == label
+    net.train()
+    return [count / len(labels) for count in right]
+
+
+def literal_alpha(accuracies: list[float]) -> list[float]:
+    if len(set(accuracies)) == 1:
+        return [1.0] * len(accuracies)
+    return [math.exp(math.tanh(-s)) for s in scores(tuple(accuracies))]
+
+
+@pytest.mark.parametrize("source", ["buffer", "heldout"])
+def test_alpha_follows_the_accuracies_on_the_past(source: str) -> None:
+    """1 during the first task; then e^tanh(-s) of accuracies counted image by image at the boundary, fixed through the task."""
+    engine = make_engine(f"grace(er(n_recall=8), val_source='{source}')", memory=40)
+    used = {0: [], 1: []}
+    expected = None
+    for task, outcome in run(engine, numbered(4, 30)):
+        used[task].append(outcome.table["log/alpha"].tolist())
+        if task == 0 and len(used[0]) == 15:  # the last step of the task: 60 images in batches of 4
+            store = engine.memories["replay" if source == "buffer" else "heldout"]
+            accuracies = accuracies_by_loop(engine.net, store.images[: len(store)], store.labels[: len(store)])
+            expected = literal_alpha(accuracies)
+    assert used[0] == [[1.0] * 4] * 15
+    assert len(used[1]) == 15
+    for alpha in used[1]:
+        assert alpha == pytest.approx(expected, rel=1e-5)
+    assert engine.method.accuracy.tolist() == pytest.approx(accuracies)
+    assert expected != [1.0] * 4
+
+
+def test_head_accuracies_are_the_loop() -> None:
+    net, data = make_net(), numbered(4, 10)
+    assert head_accuracies(net, data.train_x, data.train_y).tolist() == pytest.approx(
+        accuracies_by_loop(net, data.train_x, data.train_y)
+    )
+
+
+def test_without_adaptation_alpha_stays_one_but_accuracies_are_known() -> None:
+    engine = make_engine("grace(er(n_recall=8), adaptive=False)")
+    tables = [outcome.table for _, outcome in run(engine, numbered(4, 8))]
+    assert all(table["log/alpha"].tolist() == [1.0] * 4 for table in tables)
+    assert torch.isfinite(engine.method.accuracy).all()
+
+
+def test_without_memory_alpha_stays_one() -> None:
+    engine = make_engine("grace(sgd())")
+    tables = [outcome.table for _, outcome in run(engine, numbered(4, 8))]
+    engine.end_task()
+    assert tables[-1]["log/alpha"].tolist() == [1.0] * 4
+
+
+@dataclass(eq=False, repr=False)
+class SpyER(ER):
+    """ER that keeps the numbers of the images it replayed."""
+
+    def after_step(self, out: Taps, batch: Batch) -> None:
+        [block] = batch.blocks.values()
+        self.__dict__.setdefault("replayed", []).append(number(batch.x[block.from_stream :]))
+
+
+def test_heldout_images_are_within_the_budget_and_never_replayed() -> None:
+    """Replay and held-out slots add up to M, no image is in both, and none that is held out at any time is replayed at any time."""
+    engine = make_engine(Grace(SpyER(n_recall=8), val_source="heldout"), memory=40, augmentation="none")
+    replay, heldout = engine.memories.replay, engine.memories["heldout"]
+    assert (replay.capacity, heldout.capacity) == (36, 4)
+    aside, offered = set(), 0
+    for _ in run(engine, numbered(4, 60)):
+        offered += 4
+        held, kept = (number(store.images[: len(store)]) for store in (heldout, replay))
+        assert not set(held) & set(kept)
+        assert len(set(held)) == len(held)
+        aside |= set(held)
+        assert replay.offered + heldout.offered == offered
+    assert (len(replay), len(heldout)) == (36, 4)
+    assert len(aside) > 4  # the held-out store is a reservoir of its own, overwritten as the stream goes on
+    replayed = {image for step in engine.method.inner.replayed for image in step}
+    assert len(replayed) > 60
+    assert not replayed & aside
+    assert 0.04 < heldout.offered / offered < 0.18
+
+
+def test_a_memory_without_slots_cannot_hold_anything_out() -> None:
+    with pytest.raises(UserError, match="larger --memory"):
+        make_engine("grace(er(), val_source='heldout')", memory=0)
+
+
+def test_test_oracle_uses_the_test_images_of_the_tasks_so_far(tmp_path: Path) -> None:
+    engine = make_engine("grace(er(n_recall=8), val_source='test_oracle')")
+    data = numbered(4, 10)
+    recorder = Recorder(tmp_path / "metrics.jsonl")
+    trainer = Trainer(engine, split(data, 0, tasks=2, batch=4), recorder)
+    for _ in range(5):  # the first task: 20 images
+        trainer.step()
+    first = np.flatnonzero(data.test_y < 2)
+    expected = accuracies_by_loop(engine.net, data.test_x[torch.from_numpy(first)], data.test_y[first])
+    assert engine.method.accuracy.tolist() == pytest.approx(expected)
+    assert engine.method.alpha.tolist() == pytest.approx(literal_alpha(expected), rel=1e-5)
+    recorder.close()
+
+
+def test_test_oracle_is_refused_without_test_images() -> None:
+    engine = make_engine("grace(er(n_recall=8), val_source='test_oracle')")
+    with pytest.raises(UserError, match="needs a stream with test images"):
+        for _ in run(engine, numbered(4, 4)):
+            pass
+
+
+# The ratio of gradients, closed form against autograd.
+
+
+def test_gradient_ratio_is_autograds() -> None:
+    choice = torch.Generator().manual_seed(0)
+    logits = (3 * torch.randn(4, 9, 6, generator=choice, dtype=torch.float64)).requires_grad_()
+    y = torch.randint(0, 6, (9,), generator=choice)
+    gamma, alpha = torch.tensor([0.01, -0.02, 0.03, 0.0]), torch.tensor([2.0, 0.5, 1.0, 1.5])
+    [of_entropy] = torch.autograd.grad((gamma * entropy(logits)).sum(), logits)
+    [of_cross_entropy] = torch.autograd.grad((alpha * cross_entropy(logits, y)).sum(), logits)
+    expected = of_entropy.flatten(1).norm(dim=1) / of_cross_entropy.flatten(1).norm(dim=1)
+    torch.testing.assert_close(gradient_ratio(logits.detach(), y, gamma, alpha), expected, rtol=1e-6, atol=1e-12)
+
+
+def test_gradient_ratio_of_the_estimates_in_the_specification() -> None:
+    """grace.md 3.5: two-level softmax over 100 classes, |dH| / |dCE| = 0.2, 2.3, 6.1, 9.1, 11.5."""
+    for p, expected in ((0.1, 0.2), (0.5, 2.3), (0.9, 6.1), (0.99, 9.1), (0.999, 11.5)):
+        logits = torch.zeros(1, 1, 100, dtype=torch.float64)
+        logits[0, 0, 0] = math.log(99 * p / (1 - p))
+        ratio = gradient_ratio(logits, torch.tensor([0]), torch.ones(1), torch.ones(1)).item()
+        assert ratio == pytest.approx(expected, abs=0.06)
+
+
+def test_gradient_ratio_is_recorded_every_hundred_steps() -> None:
+    grace = attached(Grace(ER()))
+    logits = logits_of(H)
+    rows = {number: grace.losses(taps(logits), one_image(step=number)) for number in (0, 1, 99, 100)}
+    assert ["log/gradient_ratio" in rows[number] for number in (0, 1, 99, 100)] == [True, False, False, True]
+    expected = gradient_ratio(logits, torch.tensor([0]), rows[100]["log/gamma"], torch.ones(4))
+    torch.testing.assert_close(rows[100]["log/gradient_ratio"], expected)
+
+
+# Nothing else changes.
+
+
+def trained(expression: str) -> dict[str, Tensor]:
+    """The weights after two tasks."""
+    engine = make_engine(expression)
+    for _ in run(engine, numbered(4, 6)):
+        pass
+    return engine.net.state_dict()
+
+
+@pytest.mark.parametrize("inner", ["er(n_recall=6)", "mose(n_recall=8)"])
+def test_without_feedback_it_is_the_inner_method_to_the_bit(inner: str) -> None:
+    """β = 0 (or no entropy mode) and α = 1 give the inner method's weights after two tasks; with feedback they differ."""
+    plain = trained(inner)
+    for options in ("beta=0, adaptive=False", "entropy_mode='none', adaptive=False"):
+        same = trained(f"grace({inner}, {options})")
+        assert all(torch.equal(value, same[name]) for name, value in plain.items()), options
+    for options in ("adaptive=False", "beta=0"):
+        other = trained(f"grace({inner}, {options})")
+        assert not all(torch.equal(value, other[name]) for name, value in plain.items()), options
+
+
+# BUG (reported): in mode 'deviation' the entropy row is made even when β = 0, unlike in the other modes; its zero gradient changes
+# the order of summation and hence last bits. Drop the mark when it is fixed.
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="a row of zeros is added when beta = 0")
+def test_deviation_without_beta_is_the_inner_method_to_the_bit() -> None:
+    plain, same = trained("mose(n_recall=8)"), trained("grace(mose(n_recall=8), beta=0, entropy_mode='deviation', adaptive=False)")
+    assert all(torch.equal(value, same[name]) for name, value in plain.items())
+
+
+def test_a_method_without_cross_entropy_is_told_so() -> None:
+    @dataclass(eq=False, repr=False)
+    class Quiet(Method):
+        def losses(self, out: Taps, batch: Batch) -> LossTable:
+            return {"sc": out.logits.square().mean(dim=(1, 2)), "log/x": torch.zeros(4)}
+
+    for alpha_on in ("ce", "ce_new"):
+        with pytest.raises(UserError, match="has no loss row for alpha_on"):
+            next(run(make_engine(Grace(Quiet(), alpha_on=alpha_on)), numbered(4, 4)))
+    engine = make_engine(Grace(Quiet(), alpha_on="all"))
+    next(run(engine, numbered(4, 4)))
+
+
+def test_options_that_do_not_fit_the_inner_method_are_told() -> None:
+    with pytest.raises(UserError, match="has no loss row for alpha_on='ce_new'"):
+        next(run(make_engine("grace(er(), alpha_on='ce_new')"), numbered(4, 4)))
+    with pytest.raises(UserError, match="no block of new images"):
+        next(run(make_engine("grace(er(), entropy_on='new')"), numbered(4, 4)))
+
+
+# BUG (reported): ER with two forwards has the block 'new' and the row 'ce/new' as soon as something is in memory, but calls
+# them 'all' while it is empty; GRACE then refuses the run at its first step. Drop the mark when it is fixed.
+@pytest.mark.xfail(strict=True, raises=UserError, reason="the first batch of er(reduction='sum_of_means') is called 'all'")
+@pytest.mark.parametrize("option", ["alpha_on='ce_new'", "entropy_on='new'"])
+def test_er_with_two_forwards_has_a_block_of_new_images_from_the_start(option: str) -> None:
+    for _ in run(make_engine(f"grace(er(reduction='sum_of_means'), {option})"), numbered(4, 4)):
+        pass
+
+
+def test_alpha_and_accuracies_are_in_the_checkpoint() -> None:
+    engine = make_engine("grace(er(n_recall=8))", memory=40)
+    for _ in run(engine, numbered(4, 10)):
+        pass
+    restored = attached(Grace(ER()), 4, 4)
+    restored.load_state_dict(engine.method.state_dict())
+    assert torch.equal(restored.alpha, engine.method.alpha)
+    assert torch.equal(restored.accuracy, engine.method.accuracy)
+
+
+def test_the_default_is_the_papers_system() -> None:
+    grace = Grace()
+    assert isinstance(grace.inner, MOSE)
+    assert (grace.beta, grace.entropy_mode, grace.alpha_on, grace.val_source) == (0.005, "alg1", "ce", "buffer")
+    assert (grace.entropy_on, grace.classes, grace.unbiased, grace.attached) == ("all", "all", False, False)
+    assert grace.rule == "ncm_mean"

@@ -1,0 +1,626 @@
+"""A run from the first step to the report, through kills, signals, damaged files and full disks, as a user meets them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import random
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from gracecl import Learner, checkpoint, cli
+from gracecl.data import Data, from_arrays
+from gracecl.registry import datasets
+from gracecl.run import Interrupted, RunConfig, run
+from gracecl.trainer import Trainer
+from gracecl.watch import Watch
+
+STREAM = "split-digits(size=8, classes='0-3', tasks=2)"
+STEPS = 58
+TASK_ENDS = [28, 57]
+NET = "mlp(width=16, depth=4)"
+SMALL = ["--stream", STREAM, "--net", NET, "--memory", "40", "--device", "cpu", "--checkpoint-every", "5"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """The same arithmetic here and in the processes that are started and killed."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command left behind: its exit code and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def sentence(self) -> str:
+        """The one sentence that a refused command says, after any lines of progress."""
+        complaints = [line for line in self.err.splitlines() if line.startswith("gracecl: ")]
+        assert len(complaints) == 1, f"not one sentence but:\n{self.err}"
+        assert self.err.rstrip("\n").endswith(complaints[0]), f"something follows the sentence:\n{self.err}"
+        assert "Traceback" not in self.err
+        return complaints[0]
+
+
+def gracecl(*arguments: str | Path) -> Said:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = cli.call([str(argument) for argument in arguments])
+    return Said(code, out.getvalue(), err.getvalue())
+
+
+def start(*arguments: str | Path) -> subprocess.Popen[str]:
+    """The command in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", "from gracecl.cli import main; main()", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+    )
+
+
+def only_run(out: Path) -> Path:
+    (config,) = out.rglob("config.json")
+    return config.parent
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def wait_for_lines(process: subprocess.Popen[str], out: Path, lines: int) -> None:
+    """Returns when a run below `out` has recorded so many lines."""
+    give_up = time.monotonic() + 120
+    while sum(file.read_bytes().count(b"\n") for file in out.rglob("metrics.jsonl")) < lines:
+        assert process.poll() is None, f"the run ended before it was stopped: {process.communicate()}"
+        assert time.monotonic() < give_up, "the run does not get on"
+        time.sleep(0.003)
+
+
+def saved_step(folder: Path) -> int:
+    return int(checkpoint.load(folder / "checkpoint.safetensors")["trainer"]["engine"]["progress"]["step"])
+
+
+def assert_equal(one: Any, two: Any, where: str) -> None:
+    """Bit for bit."""
+    assert type(one) is type(two), where
+    if isinstance(one, dict):
+        assert one.keys() == two.keys(), where
+        for key in one:
+            assert_equal(one[key], two[key], f"{where}.{key}")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(two), where
+        for number, (first, second) in enumerate(zip(one, two, strict=True)):
+            assert_equal(first, second, f"{where}[{number}]")
+    elif isinstance(one, torch.Tensor):
+        assert one.dtype == two.dtype, where
+        assert torch.equal(one, two), f"{where} differs"
+    elif isinstance(one, np.ndarray):
+        assert one.dtype == two.dtype, where
+        assert np.array_equal(one, two), f"{where} differs"
+    else:
+        assert one == two, f"{where} differs: {one} and {two}"
+
+
+def assert_same_run(one: Path, two: Path) -> None:
+    """The same record, the same accuracies, the same weights, optimiser, memory and method state."""
+    assert (one / "metrics.jsonl").read_bytes() == (two / "metrics.jsonl").read_bytes()
+    if (one / "summary.json").exists() or (two / "summary.json").exists():
+        assert (one / "accuracy.json").read_bytes() == (two / "accuracy.json").read_bytes()
+        metrics = [json.loads((folder / "summary.json").read_text())["metrics"] for folder in (one, two)]
+        assert metrics[0] == metrics[1]
+    states = [checkpoint.load(folder / "checkpoint.safetensors") for folder in (one, two)]
+    assert_equal(states[0]["trainer"]["engine"], states[1]["trainer"]["engine"], "engine")
+    assert states[0]["stream_hash"] == states[1]["stream_hash"]
+
+
+class StopAfter(Watch):
+    """Presses Ctrl-C when so many steps are done."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    @contextlib.contextmanager
+    def following(self, trainer: Trainer, title: str) -> Iterator[None]:
+        self.trainer = trainer
+        yield
+
+    def advance(self) -> None:
+        if self.trainer.at == self.step:
+            signal.raise_signal(signal.SIGINT)
+
+
+def stopped_run(out: Path, step: int, **options: Any) -> Path:
+    """A run that was interrupted after so many steps; called again, it goes on until the next."""
+    settings: dict[str, Any] = {"stream": STREAM, "net": NET, "memory": 40, "device": "cpu", "checkpoint_every": 5}
+    with pytest.raises(Interrupted):
+        run(RunConfig(**settings | options), out, watch=StopAfter(step))
+    return only_run(out)
+
+
+# What a finished run leaves behind.
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Said]:
+    """Two methods, two seeds, one command."""
+    out = tmp_path_factory.mktemp("compared")
+    return out, gracecl("run", "er", "grace", "--seeds", "0-1", "--eval-every", "20", *SMALL, "--out", out)
+
+
+def runs_of(out: Path, method: str) -> list[Path]:
+    found = [file.parent for file in out.rglob("config.json") if json.loads(file.read_text())["method"] == method]
+    return sorted(found, key=lambda folder: int(folder.name))
+
+
+def test_one_command_runs_every_method_with_every_seed_and_prints_a_table(compared: tuple[Path, Said]) -> None:
+    """The table on standard output has a row per method with mean ± std, and the folders are named below it."""
+    out, said = compared
+    assert said.code == 0, said.err
+    assert "Traceback" not in said.err
+    comparison = said.out[said.out.rindex("seconds") :]
+    for method in ("er()", "grace(mose())"):
+        row = next(line for line in comparison.splitlines() if line.strip().startswith(method))
+        assert row.split()[1] == "2", f"{method} was not summarised over two seeds: {row}"
+        assert row.count("±") >= 4
+        folders = runs_of(out, method)
+        assert [folder.name for folder in folders] == ["0", "1"]
+        for folder in folders:
+            assert str(folder) in said.out
+    assert str(out / "report.md") in said.out
+
+
+def test_a_run_leaves_its_settings_record_numbers_and_pictures(compared: tuple[Path, Said]) -> None:
+    out, _ = compared
+    for method in ("er()", "grace(mose())"):
+        for folder in runs_of(out, method):
+            for name in ("config.json", "accuracy.json", "summary.json", "timing.json"):
+                assert isinstance(json.loads((folder / name).read_text()), dict)
+            assert saved_step(folder) == STEPS
+            assert (folder / "matrix.png").read_bytes().startswith(b"\x89PNG")
+            assert not [file for file in folder.iterdir() if file.name.endswith(".part")]
+            config = json.loads((folder / "config.json").read_text())
+            assert (config["seed"], config["stream"], config["memory"]) == (int(folder.name), STREAM, 40)
+            assert config["layers"] == (4 if "grace" in method else 1)
+            timing = json.loads((folder / "timing.json").read_text())
+            assert timing["steps"] == STEPS
+            assert timing["train_seconds"] > 0
+    assert (runs_of(out, "grace(mose())")[0] / "layers.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert "`grace(mose())`" in (out / "report.md").read_text()
+
+
+def test_the_record_has_every_step_every_task_and_every_evaluation_in_order(compared: tuple[Path, Said]) -> None:
+    """`--eval-every 20` adds steps 19 and 39 to the ends of the tasks."""
+    (folder, _) = runs_of(compared[0], "er()")
+    lines = records(folder)
+    assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
+    assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(STEPS))
+    assert [line["step"] for line in lines if line["kind"] == "task"] == TASK_ENDS
+    evaluations = [line for line in lines if line["kind"] == "eval"]
+    assert [line["step"] for line in evaluations] == sorted([*TASK_ENDS, 19, 39])
+    assert [line["step"] for line in evaluations if line["task_end"]] == TASK_ENDS
+    assert [len(line["accuracy"]["linear_last"]) for line in evaluations] == [1, 1, 2, 2], "tasks met by then"
+
+
+def test_the_entropy_and_the_weights_of_each_layer_are_recorded_for_grace(compared: tuple[Path, Said]) -> None:
+    (folder, _) = runs_of(compared[0], "grace(mose())")
+    lines = records(folder)
+    for row in ("log/H", "log/gamma", "entropy"):
+        assert any(len(line["rows"].get(row, [])) == 4 for line in lines if line["kind"] == "step"), row
+    assert all(len(line["values"]["alpha"]) == 4 for line in lines if line["kind"] == "task")
+
+
+def test_the_summary_agrees_with_a_recomputation_from_the_record(compared: tuple[Path, Said]) -> None:
+    for method in ("er()", "grace(mose())"):
+        for folder in runs_of(compared[0], method):
+            evaluations = [line for line in records(folder) if line["kind"] == "eval"]
+            for rule, reported in json.loads((folder / "summary.json").read_text())["metrics"].items():
+                first, last = (line["accuracy"][rule] for line in evaluations if line["task_end"])
+                anytime = [float(np.mean(line["accuracy"][rule])) for line in evaluations]
+                expected = {
+                    "acc": (last[0] + last[1]) / 2,
+                    "aia": (first[0] + (last[0] + last[1]) / 2) / 2,
+                    "forgetting": first[0] - last[0],
+                    "forgetting_mose": (max(first[0], last[0]) - last[0]) / 2,
+                    "bwt": last[0] - first[0],
+                    "learning_acc": (first[0] + last[1]) / 2,
+                    "aaa": float(np.mean(anytime)),
+                }
+                assert {name: reported[name] for name in expected} == pytest.approx(expected), (method, rule)
+                matrix = json.loads((folder / "accuracy.json").read_text())[rule]
+                assert matrix == [[first[0], None], last]
+
+
+def test_four_inference_rules_are_reported_for_mose(compared: tuple[Path, Said]) -> None:
+    rules = {"linear_last", "linear_mean", "ncm_last", "ncm_mean"}
+    (folder, _) = runs_of(compared[0], "grace(mose())")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["metrics"].keys() == rules
+    assert {f"{family}_{tap}" for family in ("linear", "ncm") for tap in (1, 2, 3, 4)} == summary["per_tap"].keys()
+    for rule in rules:
+        assert rule in compared[1].out
+
+
+def test_two_methods_learn_the_same_stream_at_one_seed_and_another_at_another(compared: tuple[Path, Said]) -> None:
+    hashes = {
+        (method, folder.name): json.loads((folder / "config.json").read_text())["stream_hash"]
+        for method in ("er()", "grace(mose())")
+        for folder in runs_of(compared[0], method)
+    }
+    assert hashes["er()", "0"] == hashes["grace(mose())", "0"] != hashes["er()", "1"] == hashes["grace(mose())", "1"]
+
+
+def test_the_same_command_again_shows_the_table_without_training(compared: tuple[Path, Said]) -> None:
+    out, first = compared
+    before = {file: file.stat().st_mtime_ns for file in out.rglob("*") if file.name in ("metrics.jsonl", "checkpoint.safetensors")}
+    assert len(before) == 8
+    again = gracecl("run", "er", "GRACE", "--seeds", "0,1", "--eval-every", "20", *SMALL, "--out", out)
+    assert (again.code, again.err) == (0, "")
+    assert again.out == first.out
+    assert before == {file: file.stat().st_mtime_ns for file in before}
+
+
+def test_resume_of_finished_runs_shows_them_again(compared: tuple[Path, Said]) -> None:
+    out, first = compared
+    table = first.out[: first.out.index(str(out))]
+    said = gracecl("resume", out)
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith(table)
+
+
+def test_the_summary_which_marks_a_run_as_finished_is_written_after_everything_else(compared: tuple[Path, Said]) -> None:
+    """A run that is killed while its pictures are drawn must not pass for a finished one: it would never get them."""
+    for folder in runs_of(compared[0], "grace(mose())"):
+        written = {file.name: file.stat().st_mtime_ns for file in folder.iterdir() if file.name != ".lock"}
+        assert max(written, key=lambda name: written[name]) == "summary.json"
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Said]:
+    """One method in two settings, both cut short."""
+    out = tmp_path_factory.mktemp("short")
+    assert gracecl("run", "er", "--steps", "3", *SMALL, "--memory", "10", "--out", out).code == 0
+    return out, gracecl("run", "er", "--steps", "7", *SMALL, "--memory", "20", "--out", out)
+
+
+def test_steps_cut_the_stream_and_the_last_one_is_evaluated(short: tuple[Path, Said]) -> None:
+    out, said = short
+    assert said.code == 0
+    assert "er(), seed 0: step 7 of 7" in said.err
+    (folder,) = (folder for folder in runs_of(out, "er()") if str(folder) in said.out)
+    lines = records(folder)
+    assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(7))
+    assert [line["step"] for line in lines if line["kind"] == "eval"] == [6]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["finished"], summary["steps"]) == (True, 7)
+
+
+def test_another_setting_gets_a_folder_of_its_own_and_report_keeps_them_apart(short: tuple[Path, Said]) -> None:
+    """One method in two settings is two rows, told apart by what differs."""
+    said = gracecl("report", short[0])
+    assert said.code == 0, said.err
+    assert "memory=10" in said.out
+    assert "memory=20" in said.out
+
+
+# Killed, interrupted, resumed.
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nobody interrupts."""
+    out = tmp_path_factory.mktemp("whole")
+    assert gracecl("run", "grace", "--seeds", "3", "--eval-every", "9", *SMALL, "--out", out).code == 0
+    return only_run(out)
+
+
+def test_a_run_stopped_in_every_way_ends_bit_identical(whole: Path, tmp_path: Path) -> None:
+    """Killed twice at odd moments, ended, interrupted, each time started again, and resumed at last.
+
+    `kill -9` loses nothing that was recorded up to the last save. SIGTERM and Ctrl-C finish the step, save, say how to go on and
+    exit with 130.
+    """
+    out = tmp_path / "a folder"
+    command = ["run", "grace", "--seeds", "3", "--eval-every", "9", *SMALL, "--out", str(out)]
+    reached = 0
+    for number, lines in ((signal.SIGKILL, 6), (signal.SIGKILL, 21), (signal.SIGTERM, 33), (signal.SIGINT, 45)):
+        process = start(*command)
+        wait_for_lines(process, out, lines)
+        time.sleep(random.uniform(0, 0.03))
+        process.send_signal(signal.SIGSTOP)
+        second = gracecl("resume", out)
+        process.send_signal(number)
+        process.send_signal(signal.SIGCONT)
+        said = Said(process.wait(timeout=120), *process.communicate())
+
+        assert second.code == 2
+        assert "another process is working on" in second.sentence
+        folder = only_run(out)
+        saved = saved_step(folder)
+        assert saved > reached, "the run did not go on from where it was stopped"
+        reached = saved
+        recorded = (folder / "metrics.jsonl").read_bytes()
+        recorded = recorded[: recorded.rindex(b"\n") + 1]
+        assert (whole / "metrics.jsonl").read_bytes().startswith(recorded)
+        before_the_save = [line for line in recorded.splitlines() if json.loads(line)["step"] < saved]
+        assert len(before_the_save) == sum(line["step"] < saved for line in records(whole)), "a line from before the save is lost"
+        if number == signal.SIGKILL:
+            assert said.code == -signal.SIGKILL
+            assert saved % 5 == 0
+        else:
+            assert said.code == 130
+            assert f"stopped after step {saved} of {STEPS}; continue with: " in said.sentence
+            assert len(before_the_save) == len(recorded.splitlines()), "the save is not where the record ends"
+            program, *arguments = shlex.split(said.sentence.split("continue with: ")[1])
+            assert (program, arguments) == ("gracecl", ["resume", str(folder)])
+    resumed = gracecl(*arguments)
+    assert resumed.code == 0, resumed.err
+    assert_same_run(folder, whole)
+    assert not list(folder.glob("*.part"))
+
+
+def test_a_second_process_in_one_folder_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    folder = stopped_run(tmp_path, 7, method="er")
+    before = {file: file.read_bytes() for file in folder.iterdir()}
+    with open(folder / ".lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for arguments in (["resume", folder], ["run", "er", *SMALL, "--out", tmp_path]):
+            said = gracecl(*arguments)
+            assert said.code == 2
+            assert str(folder) in said.sentence
+    assert before == {file: file.read_bytes() for file in folder.iterdir()}
+
+
+# Files that are damaged, missing or somebody else's.
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was interrupted after step 22."""
+    return stopped_run(tmp_path_factory.mktemp("stopped"), 22, method="er", eval_every=9)
+
+
+@pytest.fixture(scope="module")
+def longer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run, interrupted after step 33."""
+    return stopped_run(tmp_path_factory.mktemp("longer"), 33, method="er", eval_every=9)
+
+
+@pytest.fixture
+def copy(stopped: Path, tmp_path: Path) -> Path:
+    """A copy of the interrupted run, in its place below an --out of its own."""
+    root = stopped.parents[3]
+    shutil.copytree(root, tmp_path / "out")
+    return tmp_path / "out" / stopped.relative_to(root)
+
+
+def go_on(folder: Path, step: int = 33) -> Path:
+    """The interrupted run's own command again, until a later step."""
+    return stopped_run(folder.parents[3], step, method="er", eval_every=9)
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        pytest.param(b'{"kind":"step","step":22,"task":0,"ima', id="half a line"),
+        pytest.param(b'{"kind":"step","step":22,"task":0,"images":50,"rows":{"ce/all":[0.5]}}', id="a line without its end"),
+        pytest.param(b'{"kind":"step","step":22,"task":0,"images":50,"rows":{"ce/all":[0.5]}}\n{"ki', id="a later line"),
+        pytest.param(b"\x00\x00\x00\x00", id="zeros after a power cut"),
+    ],
+)
+def test_whatever_a_killed_process_half_wrote_is_written_again(tail: bytes, copy: Path, longer: Path) -> None:
+    with open(copy / "metrics.jsonl", "ab") as file:
+        file.write(tail)
+    (copy / "checkpoint.safetensors.12345.part").write_bytes(b"half a checkpoint")
+    go_on(copy)
+    assert_same_run(copy, longer)
+    assert not list(copy.glob("*.part")), "what the killed process left is still there"
+
+
+def test_without_its_checkpoint_a_run_starts_anew_to_the_same_end(copy: Path, longer: Path) -> None:
+    (copy / "checkpoint.safetensors").unlink()
+    go_on(copy)
+    assert_same_run(copy, longer)
+
+
+def test_a_folder_without_a_run_is_told_apart(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        said = gracecl("resume", folder)
+        assert said.code == 2
+        assert "holds no run (no config.json)" in said.sentence
+
+
+def test_a_run_without_config_cannot_be_resumed(copy: Path) -> None:
+    (copy / "config.json").unlink()
+    said = gracecl("resume", copy)
+    assert said.code == 2
+    assert "no config.json" in said.sentence
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", '{"method": "er"}', "\x00\xff"])
+def test_a_damaged_config_is_one_sentence(text: str, copy: Path) -> None:
+    (copy / "config.json").write_text(text, encoding="latin-1")
+    said = gracecl("resume", copy)
+    assert said.code == 2
+    assert f"{copy / 'config.json'} is damaged" in said.sentence
+
+
+@pytest.mark.parametrize("change", [{"net": "mlp(width=8, depth=4)"}, {"method": "mose()", "taps": 4}, {"memory": 10}])
+def test_a_config_that_was_edited_by_hand_does_not_fit_the_checkpoint(change: dict[str, Any], copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | change))
+    before = (copy / "checkpoint.safetensors").read_bytes()
+    said = gracecl("resume", copy)
+    assert said.code == 2
+    assert said.sentence
+    assert (copy / "checkpoint.safetensors").read_bytes() == before
+
+
+def damaged(kind: str, good: bytes, folder: Path) -> None:
+    file = folder / "checkpoint.safetensors"
+    if kind == "cut short":
+        file.write_bytes(good[: len(good) // 2])
+    elif kind == "cut by one byte":
+        file.write_bytes(good[:-1])
+    elif kind == "empty":
+        file.write_bytes(b"")
+    elif kind == "random bytes":
+        file.write_bytes(np.random.default_rng(0).bytes(len(good)))
+    elif kind == "somebody else's safetensors":
+        save_file({"weight": torch.ones(3, 3)}, file, metadata={"format": "pt"})
+    elif kind == "a learner's":
+        Learner("er", classes=4, shape=(1, 8, 8), net=NET, memory=5, device="cpu").save(file)
+
+
+@pytest.mark.parametrize(
+    "kind", ["cut short", "cut by one byte", "empty", "random bytes", "somebody else's safetensors", "a learner's"]
+)
+def test_a_damaged_or_foreign_checkpoint_is_one_sentence_and_is_left_alone(kind: str, copy: Path) -> None:
+    damaged(kind, (copy / "checkpoint.safetensors").read_bytes(), copy)
+    before = {file: file.read_bytes() for file in copy.iterdir()}
+    for arguments in (["resume", copy], ["run", "er", "--eval-every", "9", *SMALL, "--out", copy.parents[3]]):
+        said = gracecl(*arguments)
+        assert said.code == 2
+        assert str(copy / "checkpoint.safetensors") in said.sentence
+    assert before == {file: file.read_bytes() for file in copy.iterdir()}
+
+
+@pytest.fixture
+def own_data(tmp_path: Path) -> Iterator[Path]:
+    """A data set of the user's, read from a file."""
+    root = tmp_path / "data"
+    root.mkdir()
+    labels = np.repeat(np.arange(4), 30)
+    np.save(root / "images.npy", np.random.default_rng(0).integers(0, 256, (len(labels), 6, 6, 1), dtype=np.uint8))
+
+    @datasets.register("own")
+    def own(root: Path, size: int | None) -> Data:
+        """Read from images.npy."""
+        images = np.load(root / "images.npy")
+        return from_arrays(images, labels, images, labels, name="own", tasks=2)
+
+    yield root
+    del datasets.loaded["own"], datasets._name_of[own]
+
+
+def test_resume_finds_the_data_again_and_refuses_if_it_changed(own_data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    config = RunConfig(method="er", stream="split-own", net=NET, memory=10, device="cpu")
+    with pytest.raises(Interrupted):
+        run(config, out, own_data, watch=StopAfter(5))
+    folder = only_run(out)
+    saved = (folder / "checkpoint.safetensors").read_bytes()
+    images = np.load(own_data / "images.npy")
+    images[0, 3, 3, 0] ^= 1
+    np.save(own_data / "images.npy", images)
+    said = gracecl("resume", folder)
+    assert said.code == 2
+    assert "the data changed since" in said.sentence
+    assert (folder / "checkpoint.safetensors").read_bytes() == saved
+    images[0, 3, 3, 0] ^= 1
+    np.save(own_data / "images.npy", images)
+    assert gracecl("resume", folder).code == 0
+    assert saved_step(folder) == 12
+
+
+# Disks that are full.
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if not mounted or mounted.returncode:
+        pytest.skip("only a superuser can mount a small file system")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@pytest.mark.parametrize("kilobytes", [0, 8, 16])
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_space(
+    kilobytes: int, small_disk: Path, stopped: Path, longer: Path
+) -> None:
+    """Whichever file does not fit any more, the last checkpoint stays whole."""
+    root = stopped.parents[3]
+    shutil.copytree(root, small_disk / "out")
+    folder = small_disk / "out" / stopped.relative_to(root)
+    saved = (folder / "checkpoint.safetensors").read_bytes()
+    free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
+    (small_disk / "filler").write_bytes(bytes(free - 1024 * kilobytes))
+    for arguments in (["resume", folder], ["run", "er", "--eval-every", "9", *SMALL, "--out", small_disk / "out"]):
+        said = gracecl(*arguments)
+        assert said.code == 2
+        assert "No space left on device" in said.sentence
+        assert (folder / "checkpoint.safetensors").read_bytes() == saved
+        assert not list(folder.glob("*.part"))
+    (small_disk / "filler").unlink()
+    go_on(folder)
+    assert_same_run(folder, longer)
+
+
+@pytest.mark.parametrize("limit", ["checkpoint", "record"])
+def test_a_file_that_may_not_grow_is_one_sentence_and_the_run_goes_on_when_it_may(limit: str, copy: Path, longer: Path) -> None:
+    """The same with a limit on the size of a file, which needs no superuser."""
+    saved = (copy / "checkpoint.safetensors").read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = len(saved) // 2 if limit == "checkpoint" else (copy / "metrics.jsonl").stat().st_size + 100
+    assert size > 2048, "settings must still be writable"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        said = gracecl("resume", copy)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert said.code == 2
+    assert str(copy / ("checkpoint.safetensors" if limit == "checkpoint" else "metrics.jsonl")) in said.sentence
+    assert (copy / "checkpoint.safetensors").read_bytes() == saved
+    go_on(copy)
+    assert_same_run(copy, longer)
+
+
+# Arithmetic that fails.
+
+
+def test_a_loss_that_is_not_finite_is_named_with_its_row_and_step_and_the_record_is_kept(tmp_path: Path) -> None:
+    command = ["run", "er", "--optimiser", "sgd(lr=1e9)", *SMALL, "--checkpoint-every", "1000", "--out", tmp_path]
+    said = gracecl(*command)
+    assert said.code == 2
+    folder = only_run(tmp_path)
+    lines = records(folder)
+    assert lines, "nothing is left of the steps before"
+    assert [line["step"] for line in lines] == list(range(len(lines)))
+    assert all(np.isfinite(line["rows"]["ce/all"]).all() for line in lines)
+    assert "the loss row 'ce/all' became [" in said.sentence
+    assert f"at step {len(lines)};" in said.sentence
+    assert "smaller learning rate" in said.sentence
+    assert not (folder / "summary.json").exists()
+    assert gracecl(*command).sentence == said.sentence, "the same command fails in the same way"
