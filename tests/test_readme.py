@@ -21,7 +21,7 @@ PROGRAMS = [block for kind, block in BLOCKS if kind == "python"]
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the commands run one after the other, as a reader would type them, with a tiny CIFAR-100 in its official layout."""
+    """A folder in which the commands run one after the other, with a tiny CIFAR-100 in its official layout."""
     folder = tmp_path_factory.mktemp("readme")
     layouts.cifar100(folder)
     return folder
@@ -62,6 +62,17 @@ def test_the_method_of_the_readme_is_a_plugin(tmp_path: Path) -> None:
     """What the text below the program says: the file works with --plugin."""
     [program] = [block for block in PROGRAMS if "methods.register" in block]
     (tmp_path / "mine.py").write_text(program.replace('check_method("er_seen()")', ""), encoding="utf-8")
-    arguments = ["run", "grace(er_seen())", "--plugin", "mine.py", "--stream", "split-digits", "--steps", "3", "--net", "mlp(depth=4)"]
+    arguments = [
+        "run",
+        "grace(er_seen())",
+        "--plugin",
+        "mine.py",
+        "--stream",
+        "split-digits",
+        "--steps",
+        "3",
+        "--net",
+        "mlp(depth=4)",
+    ]
     done = call(arguments, tmp_path)
     assert done.returncode == 0, done.stderr

@@ -110,13 +110,13 @@ class Engine:
         blocks: dict[str, Block] = {}
         pixels, labels, sources = [], [], []
         start = 0
-        for name, rows in plan.items():
+        for place, (name, rows) in enumerate(plan.items()):
             memory = self.memories[rows.store]
             origin = np.concatenate([new.sources[rows.stream], MEMORY_SOURCE + rows.slots])
             base = self.net.pixels.normalise(_gather(new.x, rows.stream, memory[rows.slots]))
             views = self.method.views(name, self.augmentation)
             for number, view in enumerate(views):
-                stem = rng.key(self.seed, "augment", self.progress.step, repeat, name, number)
+                stem = rng.key(self.seed, "augment", self.progress.step, repeat, place, number)
                 pixels.append(augment.apply(view, base, rng.uniform(stem, origin, augment.draws(view)), self.net.pixels))
             labels.append(np.tile(np.concatenate([new.labels[rows.stream], memory.labels[rows.slots]]), len(views)))
             sources.append(np.tile(origin, len(views)))

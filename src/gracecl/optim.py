@@ -50,7 +50,7 @@ def build(expression: str, params: list[torch.nn.Parameter]) -> torch.optim.Opti
     if call.name not in OPTIMISERS:
         raise UserError(f"unknown optimiser '{call.name}'{nearest(call.name, OPTIMISERS)} (known: {', '.join(OPTIMISERS)})")
     try:
-        optimiser: torch.optim.Optimizer = spec.checked_call(OPTIMISERS[call.name], call.name, (params, *call.args), call.kwargs)
+        optimiser: torch.optim.Optimizer = spec.checked_call(OPTIMISERS[call.name], call, params)
     except ValueError as error:
         raise UserError(f"{expression}: {error}") from None
     return optimiser

@@ -39,6 +39,9 @@ class Recipe:
     compile: bool = False
     """let torch.compile fuse the backbone"""
 
+    def __post_init__(self) -> None:
+        spec.check_fields(self, "the learner")
+
     def build(self, shape: tuple[int, int, int], classes: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Engine:
         """The engine for images of a shape, at its first step."""
         method, device = spec.parse_method(self.method), device_of(self.device)
@@ -65,6 +68,8 @@ def device_of(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise UserError(f"unknown device '{name}'{nearest(name, ['cpu', 'cuda'])}; use cpu, cuda or cuda:1") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"cannot learn on the device '{name}'; use cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device '{name}' was asked for, but this PyTorch sees no GPU; use --device cpu")
     return device

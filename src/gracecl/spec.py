@@ -40,7 +40,10 @@ def parse_call(text: str) -> Call:
 
 def parse_method(text: str) -> Any:
     """The method an expression names, built."""
-    return _build_method(_read(_parse(text), text))
+    read = _read(_parse(text), text)
+    if not _names_methods(read):
+        raise UserError(f"'{text}' is not a method such as er or grace(er(n_recall=64)); only methods can be added")
+    return _build_method(read)
 
 
 def parse_numbers(text: str, what: str) -> list[int]:
@@ -55,28 +58,34 @@ def parse_numbers(text: str, what: str) -> list[int]:
 
 
 def construct(registry: Registry, call: Call, *before: Any) -> Any:
-    """Calls what the registry holds under the name, with mistakes in the arguments told in a sentence."""
-    target = registry.get(call.name)
-    return checked_call(target, call.name, (*before, *call.args), call.kwargs)
+    """Calls what the registry holds under the name; `before` are arguments that the expression does not give."""
+    return checked_call(registry.get(call.name), call, *before)
 
 
-def checked_call(target: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    known = [p.name for p in inspect.signature(target).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    for given in kwargs:
-        if given not in known:
-            raise UserError(f"{name} has no option '{given}'{nearest(given, known)} (options: {', '.join(known) or 'none'})")
-    if len(args) > len(known):
-        raise UserError(f"{name} takes at most {len(known)} arguments, {len(args)} were given")
-    return target(*args, **kwargs)
+def checked_call(target: Callable[..., Any], call: Call, *before: Any) -> Any:
+    """Calls a function or class with an expression's arguments; a mistake in them is told in a sentence."""
+    options = list(inspect.signature(target).parameters)[len(before) :]
+    if len(call.args) > len(options):
+        raise UserError(f"{call.name} takes at most {len(options)} arguments, {len(call.args)} were given")
+    given = dict(zip(options, call.args, strict=False))
+    for name in call.kwargs:
+        if name not in options:
+            raise UserError(f"{call.name} has no option '{name}'{nearest(name, options)} (options: {', '.join(options) or 'none'})")
+        if name in given:
+            raise UserError(f"{call.name} was given its option '{name}' twice")
+    given |= call.kwargs
+    if inspect.isfunction(target):  # classes check their own fields, which may be more generous
+        hints = typing.get_type_hints(target)
+        for name, value in given.items():
+            _check(value, hints[name], call.name, name)
+    return target(*before, **given)
 
 
 def check_fields(thing: Any, name: str) -> None:
     """Every field of a dataclass has a value of its annotated type; choices are listed in the error."""
     hints = typing.get_type_hints(type(thing))
     for field in dataclasses.fields(thing):
-        value, hint = getattr(thing, field.name), hints[field.name]
-        if not _fits(value, hint):
-            raise UserError(f"{name}: {field.name} must be {_describe(hint)}, not {value!r}")
+        _check(getattr(thing, field.name), hints[field.name], name, field.name)
 
 
 def show(thing: Any, name: str) -> str:
@@ -121,6 +130,13 @@ def _read(node: ast.expr, text: str) -> Any:
         ) from None
 
 
+def _names_methods(read: Any) -> bool:
+    match read:
+        case (left, "+", right):
+            return _names_methods(left) and _names_methods(right)
+    return isinstance(read, Call)
+
+
 def _build_method(read: Any) -> Any:
     match read:
         case Call(name, args, kwargs):
@@ -129,6 +145,11 @@ def _build_method(read: Any) -> Any:
         case (left, "+", right):
             return _build_method(left) + _build_method(right)
     return read
+
+
+def _check(value: Any, hint: Any, owner: str, name: str) -> None:
+    if not _fits(value, hint):
+        raise UserError(f"{owner}: {name} must be {_describe(hint)}, not {value!r}")
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -149,7 +170,9 @@ def _fits(value: Any, hint: Any) -> bool:
 def _describe(hint: Any) -> str:
     if typing.get_origin(hint) is Literal:
         return "one of " + ", ".join(map(str, typing.get_args(hint)))
-    names = {int: "a whole number", float: "a number", bool: "True or False", str: "a word in quotes"}
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join(map(_describe, typing.get_args(hint)))
+    names = {int: "a whole number", float: "a number", bool: "True or False", str: "a word in quotes", type(None): "None"}
     return names.get(hint, getattr(hint, "__name__", str(hint)))
 
 

@@ -91,21 +91,21 @@ def biased_reservoirs(repeats: int, size: int, offered: int, below: Callable[[in
 @pytest.mark.parametrize("batch", [1, 4, 20])
 def test_every_image_is_kept_equally_often(batch: int) -> None:
     """Inclusion counts of N = 20 images in M = 5 slots over many streams, whatever the batch size."""
-    assert inclusion_pvalue(reservoirs(1000 if batch == 1 else 3000, 5, 20, batch), 5, 20) > 1e-3
+    assert inclusion_pvalue(reservoirs(600 if batch == 1 else 1500, 5, 20, batch), 5, 20) > 1e-3
 
 
 def test_the_same_test_rejects_reservoirs_that_are_off() -> None:
     """j below seen instead of seen + 1 (A-GEM's program), and j below the count before the batch (MOSE's): both are found out."""
-    assert inclusion_pvalue(biased_reservoirs(3000, 5, 20, lambda seen: seen + 1), 5, 20) > 1e-3
-    assert inclusion_pvalue(biased_reservoirs(3000, 5, 20, lambda seen: seen), 5, 20) < 1e-3
-    assert inclusion_pvalue(biased_reservoirs(3000, 5, 20, lambda seen: seen // 5 * 5), 5, 20) < 1e-3
+    assert inclusion_pvalue(biased_reservoirs(1500, 5, 20, lambda seen: seen + 1), 5, 20) > 1e-3
+    assert inclusion_pvalue(biased_reservoirs(1500, 5, 20, lambda seen: seen), 5, 20) < 1e-3
+    assert inclusion_pvalue(biased_reservoirs(1500, 5, 20, lambda seen: seen // 5 * 5), 5, 20) < 1e-3
 
 
 def test_every_set_of_images_is_equally_likely() -> None:
     """The joint law: each of the 15 pairs out of 6 images, in batches of 4 and 2."""
-    pairs = Counter(tuple(sorted(kept)) for kept in reservoirs(3000, 2, 6, 4).tolist())
+    pairs = Counter(tuple(sorted(kept)) for kept in reservoirs(1500, 2, 6, 4).tolist())
     counts = [pairs[pair] for pair in itertools.combinations(range(6), 2)]
-    assert sum(counts) == 3000
+    assert sum(counts) == 1500
     assert stats.chisquare(counts).pvalue > 1e-3
 
 
@@ -371,9 +371,6 @@ def test_a_saved_memory_is_not_shared_with_the_restored_one() -> None:
     check_bookkeeping(memory)
 
 
-# BUG (reported): load_state_dict leaves labels and tasks beyond the restored images as they were, so that `put` takes those slots
-# for occupied ones and corrupts the buckets. Drop the mark when it is fixed.
-@pytest.mark.xfail(strict=True, raises=(IndexError, KeyError), reason="load_state_dict leaves later slots marked as occupied")
 def test_a_used_memory_can_be_taken_back_to_an_earlier_state() -> None:
     """Loading a state with fewer images leaves nothing of the later ones behind."""
     memory = filled(20, 6)

@@ -226,8 +226,6 @@ def test_mistakes_are_told(text: str, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-# BUG (reported): these reach the user as something else than a sentence. Drop the mark when it is fixed.
-@pytest.mark.xfail(strict=True, reason="not told in a sentence")
 @pytest.mark.parametrize(
     "text",
     ["3", "'er'", "[1, 2]", "1 + 2", "3 + er()", "er(64, n_recall=3)"],

@@ -250,9 +250,6 @@ def test_iid_order_uses_the_stream_images_once_even_with_epochs() -> None:
     assert sorted(shuffled(part, 0).order.tolist()) == sorted(part.order.tolist())
 
 
-# BUG (reported): `shuffled` takes the size of the first batch for the stream's batch size; where the first task has fewer images
-# than a batch, the upper bound trains on smaller batches than the methods it bounds. Drop the mark when it is fixed.
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="batch size is read off the first batch")
 def test_iid_batches_have_the_stream_size_when_the_first_task_is_small() -> None:
     stream = shuffled(split(UNEVEN, 0, tasks=7, batch=10), 0)  # the first class has one image
     assert [len(part.labels) for part in batches(stream)] == [10] * 7 + [1]
@@ -285,8 +282,7 @@ def test_a_task_without_images_is_refused() -> None:
 @pytest.mark.parametrize(
     ("expression", "says"),
     [
-        # BUG (reported): the suggestion compares the whole name with 'split-cifar100' instead of the family with the families.
-        pytest.param("spilt-digits", "did you mean", marks=pytest.mark.xfail(strict=True, reason="no suggestion for a family")),
+        ("spilt-digits", "did you mean"),
         ("split", "unknown stream"),
         ("split-digits(task=5)", "did you mean 'tasks'"),
         ("split-digits(tasks=11)", "cannot make 11 tasks"),
@@ -299,9 +295,6 @@ def test_wrong_expressions_are_refused_in_a_sentence(expression: str, says: str)
         streams.build(expression, 0)
 
 
-# BUG (reported): options of streams are not checked for their type, and the arguments that `build` fills in count as options.
-# These end in a TypeError, the fractional batch in a stream with a nonsensical order. Drop the mark when it is fixed.
-@pytest.mark.xfail(strict=True, reason="options of streams are not type-checked")
 @pytest.mark.parametrize("options", ["tasks='5'", "tasks=2.5", "batch=2.5", "epochs='x'", "seed=3", "data=3"])
 def test_options_of_a_wrong_type_are_refused_in_a_sentence(options: str) -> None:
     with pytest.raises(UserError):

@@ -133,6 +133,8 @@ def _say_once(sentence: str) -> None:
 
 def _picked(data: Data, classes: str | Sequence[int]) -> Data:
     """Only these classes, numbered 0, 1, … in the order given; images keep their order."""
+    if not isinstance(classes, str | Sequence | np.ndarray):
+        raise UserError(f"classes is text such as '0-19' or a list of numbers, not {classes!r}")
     wanted = parse_numbers(classes, "classes") if isinstance(classes, str) else list(classes)
     if not wanted:
         raise UserError("classes picks none; give for example 0-19 or 0,3,7")

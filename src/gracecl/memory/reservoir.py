@@ -118,6 +118,7 @@ class Memory:
         if self.filled > self.capacity:
             raise UserError(f"the saved memory holds {self.filled} images but this one only {self.capacity} slots")
         held = slice(0, self.filled)
+        self.labels[:], self.tasks[:] = -1, NO_TASK
         self.images[held] = state["images"].to(self.images.device)
         self.labels[held], self.tasks[held] = state["labels"], state["tasks"]
         self._by_label.load_state_dict(state["by_label"], self.labels[held])

@@ -35,9 +35,10 @@ class ER(Method):
 
     def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
         stream, slots = np.arange(len(new)), memories.replay.draw(self.n_recall, rng)
-        if self.reduction == "concat" or len(slots) == 0:
+        if self.reduction == "concat":
             return {"all": Rows(stream, slots)}
-        return {"new": Rows(stream), "replay": Rows(stream[:0], slots)}
+        replay = {"replay": Rows(stream[:0], slots)} if len(slots) else {}
+        return {"new": Rows(stream), **replay}
 
     def forwards(self, blocks: list[str]) -> list[list[str]]:
         return [[block] for block in blocks]

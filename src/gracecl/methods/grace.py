@@ -99,11 +99,12 @@ class Grace(Wrapper):
 
     def relative(self, values: Tensor) -> Tensor:
         """Each layer's value against the others': (value - mean) / std over the layers."""
-        mean = values.mean()
-        variance = ((values - mean) ** 2).sum() / max(1, len(values) - self.unbiased)
+        precise = values.double()  # in single precision the mean of equal values may differ from them, and z would be 1
+        mean = precise.mean()
+        variance = ((precise - mean) ** 2).sum() / max(1, len(values) - self.unbiased)
         std = torch.sqrt(variance.clamp(min=1e-20))  # the root of 0 has no gradient
-        z = (values - mean) / std.clamp(min=max(self.sigma_floor, 1e-8))
-        return torch.where(std < 1e-8, torch.zeros_like(z), z)
+        z = (precise - mean) / std.clamp(min=max(self.sigma_floor, 1e-8))
+        return torch.where(std < 1e-8, torch.zeros_like(z), z).to(values.dtype)
 
     def strength(self, z: Tensor) -> Tensor:
         """The factor of each layer's entropy in the objective."""
@@ -126,10 +127,8 @@ class Grace(Wrapper):
         h = entropy(logits, batch.seen if self.classes == "seen" else None)
         z = self.relative(h if self.attached else h.detach())
         gamma = self.strength(z)
-        if self.entropy_mode == "deviation":
-            table["entropy"] = gamma * (h - h.detach().mean()) ** 2
-        elif self.entropy_mode != "none" and self.beta != 0:
-            table["entropy"] = gamma * h
+        if self.entropy_mode != "none" and self.beta != 0:
+            table["entropy"] = gamma * ((h - h.detach().mean()) ** 2 if self.entropy_mode == "deviation" else h)
         table |= {
             "log/H": h,
             "log/z": z,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gracecl import spec
 from gracecl.augment import Pixels
+from gracecl.errors import UserError
 from gracecl.method import Method
 from gracecl.nets.tapped import Backbone, TappedNet
 from gracecl.registry import nets
@@ -23,6 +24,8 @@ def build(expression: str, shape: tuple[int, int, int], classes: int, pixels: Pi
 
     `taps` is the number of tapped layers, counted from the last; None means the paper's four, or as many as the backbone has.
     """
+    if taps is not None and taps < 1:
+        raise UserError(f"--taps must be at least 1, not {taps}")
     call = spec.parse_call(expression)
     backbone: Backbone = spec.construct(nets, call, shape, taps if taps is not None else PAPER_TAPS, taps is None)
     return TappedNet(backbone, classes, pixels)

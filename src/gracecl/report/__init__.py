@@ -19,11 +19,11 @@ def write_run_report(path: str | Path) -> dict[str, Any]:
     """Write summary.json, accuracy.json and the pictures of one run into its folder; the summary is returned."""
     run = read_run(path)
     result = summary(run)
-    write_json(run.path / "summary.json", result)
     write_json(run.path / "accuracy.json", {rule: run.matrix(rule).tolist() for rule in run.rules()})
     figures.accuracy_matrix(run, run.path / "matrix.png")
     figures.layer_curves(run, run.path / "layers.png")
     figures.loss_curves(run, run.path / "losses.png")
+    write_json(run.path / "summary.json", result)  # last: it marks the run as finished
     return result
 
 

@@ -121,8 +121,8 @@ def build(expression: str, seed: int, root: str | Path | None = None) -> Stream:
     family, _, dataset = normal(call.name).partition("_")
     family = ALIASES.get(family, family)
     if family not in streams.names() or not dataset:
-        known = [f"{name}-cifar100" for name in streams.names()]
-        raise UserError(f"unknown stream '{call.name}'{nearest(call.name, known)} ('gracecl list streams' prints all of them)")
+        close = nearest(family, streams.names()).replace("'?", f"-{dataset or 'cifar100'}'?")
+        raise UserError(f"unknown stream '{call.name}'{close} ('gracecl list streams' prints all of them)")
     options = dict(call.kwargs)
     picked = {name: options.pop(name) for name in ("classes", "size") if name in options}
     if dataset == "folder":

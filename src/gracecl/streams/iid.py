@@ -14,7 +14,7 @@ from gracecl.streams import Stream, cut_into_batches
 def shuffled(stream: Stream, extra: int) -> Stream:
     """One shuffled pass in batches of the stream's own size, each followed by `extra` images of an independent endless pass."""
     images = np.unique(stream.order)
-    size = int(stream.ends[0])
+    size = int(np.diff(stream.ends, prepend=0).max())  # the last batch of a task may be smaller
     first = images[rng.generator(stream.seed, "iid order").permutation(len(images))]
     ends = cut_into_batches(len(first), size)
     second = endless(images, extra * len(ends), stream.seed)
