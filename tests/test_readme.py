@@ -45,7 +45,7 @@ def test_command(command: str, workplace: Path) -> None:
 
 
 def call(arguments: list[str], workplace: Path) -> subprocess.CompletedProcess[str]:
-    environment = {"GRACECL_DATA": str(workplace), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "2", "HOME": str(workplace)}
+    environment = {"GRACECL_DATA": str(workplace), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(workplace)}
     command = [sys.executable, "-c", "from gracecl.cli import main; main()", *arguments]
     return subprocess.run(command, cwd=workplace, env=environment, capture_output=True, text=True, timeout=240)
 

@@ -113,7 +113,7 @@ def _train(config: RunConfig, folder: Path, data_root: str | Path | None, watch:
         raise UserError(f"{saved} is not the checkpoint of a run; delete it to start this run anew")
     at = state["trainer"]["engine"]["progress"]["step"] if state else 0
     trainer = build(config, folder / "metrics.jsonl", data_root, keep_until=at)
-    with closing(trainer.recorder):
+    with closing(trainer.recorder), _threads(state["threads"] if state else torch.get_num_threads()):
         if state is not None:
             _restore(trainer, state, saved)
         _write_config(config, folder, trainer, data_root)
@@ -140,7 +140,8 @@ def _finish(trainer: Trainer, config: RunConfig, saved: Path, watch: Watch) -> N
 
     def save() -> None:
         trainer.recorder.flush()
-        checkpoint.save(saved, {"trainer": trainer.state_dict(), "stream_hash": trainer.stream.hash})
+        state = {"trainer": trainer.state_dict(), "stream_hash": trainer.stream.hash, "threads": torch.get_num_threads()}
+        checkpoint.save(saved, state)
 
     last_save = time.monotonic()
     with _stop_requests() as stopped, watch.following(trainer, f"{config.method}, seed {config.seed}"):
@@ -181,19 +182,27 @@ def _write_config(config: RunConfig, folder: Path, trainer: Trainer, data_root: 
 
 def commit() -> str | None:
     """The commit of the source tree that is running, with a mark if it was changed since; None for an installed package."""
-    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        options = {"cwd": Path(__file__).parent, "capture_output": True, "text": True, "timeout": 10, "check": True}
+        return str(subprocess.run(["git", *arguments], **options).stdout.strip())  # type: ignore[call-overload]
+
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # the repository around an installed package is somebody else's
+        return git("describe", "--always", "--dirty", "--abbrev=12")
     except (OSError, subprocess.SubprocessError):
         return None
-    return described.stdout.strip()
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """Sums are split among threads, so a run keeps to the number it began with: that is part of "the same bits"."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -16,8 +16,9 @@ METHODS = [name for name in methods.names() if name != "grace"]
 EXPRESSIONS = [*(f"{name}()" for name in METHODS), *(f"grace({name}())" for name in METHODS), "er(reduction='sum_of_means')"]
 READINGS = [f"grace(mose(), {option})" for option in (
     "entropy_mode='cpr'", "entropy_mode='target'", "entropy_mode='deviation'", "entropy_mode='cpr_literal'",
-    "entropy_mode='uniform'", "entropy_mode='none'", "adaptive=False", "alpha_on='ce_new'", "alpha_on='all'", "val_source='heldout'", "entropy_on='new'",
-    "entropy_on='stream'", "classes='seen'", "unbiased=True", "attached=True", "sigma_floor=0.05",
+    "entropy_mode='uniform'", "entropy_mode='none'", "adaptive=False", "alpha_on='ce_new'", "alpha_on='all'",
+    "val_source='heldout'", "entropy_on='new'", "entropy_on='stream'", "classes='seen'",
+    "unbiased=True", "attached=True", "sigma_floor=0.05",
 )]  # fmt: skip
 
 

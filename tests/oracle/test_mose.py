@@ -216,14 +216,14 @@ def test_views_are_raw_mirror_tau_and_tau_of_the_mirror(spied: tuple) -> None:
     engine = spied[0]
     tau = AUGMENTATIONS["tau"]
     for batch in engine.method.batches[::7]:
-        for name, block in batch.blocks.items():
+        for place, block in enumerate(batch.blocks.values()):
             assert (block.views, block.raw_views) == (4, (0, 1))
             raw, mirror, second, second_mirror = (batch.x[block.view(view)] for view in range(4))
             for column in range(2):
                 assert torch.equal(mirror[..., column], raw[..., 1 - column])
             sources = batch.sources[block.view(0)]
             for view, base, got in ((2, raw, second), (3, mirror, second_mirror)):
-                stem = rng.key(0, "augment", batch.progress.step, 0, name, view)
+                stem = rng.key(0, "augment", batch.progress.step, 0, place, view)
                 expected = apply(tau, base, rng.uniform(stem, sources, draws(tau)), PIXELS)
                 torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
             assert not torch.equal(second, raw)
