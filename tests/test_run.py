@@ -340,16 +340,40 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return only_run(out)
 
 
-def test_a_run_stopped_in_every_way_ends_bit_identical(whole: Path, tmp_path: Path) -> None:
+def test_a_run_stopped_in_every_way_ends_bit_identical(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed twice at odd moments, ended, interrupted, each time started again, and resumed at last.
 
     `kill -9` loses nothing that was recorded up to the last save. SIGTERM and Ctrl-C finish the step, save, say how to go on and
-    exit with 130.
+    exit with 130. While a process works on the folder, another one is refused.
     """
     out = tmp_path / "a folder"
     command = ["run", "grace", "--seeds", "3", "--eval-every", "9", *SMALL, "--out", str(out)]
     reached = 0
-    for number, lines in ((signal.SIGKILL, 6), (signal.SIGKILL, 21), (signal.SIGTERM, 33), (signal.SIGINT, 45)):
+
+    def check_what_is_there() -> tuple[Path, int]:
+        """The record is a beginning of the uninterrupted run's, complete up to the save."""
+        folder = only_run(out)
+        saved = saved_step(folder)
+        assert saved > reached, "the run did not go on from where it was stopped"
+        recorded = (folder / "metrics.jsonl").read_bytes()
+        recorded = recorded[: recorded.rindex(b"\n") + 1]
+        assert (whole / "metrics.jsonl").read_bytes().startswith(recorded)
+        steps = [json.loads(line)["step"] for line in recorded.splitlines()]
+        wanted = [line["step"] for line in records(whole) if line["step"] < saved]
+        assert steps[: len(wanted)] == wanted, "a line from before the save is lost"
+        return folder, saved
+
+    def check_what_is_said(said: Said) -> list[str]:
+        """The exit code and how to go on; the save is where the record ends."""
+        folder, saved = check_what_is_there()
+        assert said.code == 130
+        assert f"stopped after step {saved} of {STEPS}; continue with: " in said.sentence
+        assert records(folder)[-1]["step"] == saved - 1
+        program, *arguments = shlex.split(said.sentence.split("continue with: ")[1])
+        assert (program, arguments) == ("gracecl", ["resume", str(folder)])
+        return arguments
+
+    for number, lines in ((signal.SIGKILL, 6), (signal.SIGKILL, 21), (signal.SIGTERM, 33)):
         process = start(*command)
         wait_for_lines(process, out, lines)
         time.sleep(random.uniform(0, 0.03))
@@ -357,32 +381,23 @@ def test_a_run_stopped_in_every_way_ends_bit_identical(whole: Path, tmp_path: Pa
         second = gracecl("resume", out)
         process.send_signal(number)
         process.send_signal(signal.SIGCONT)
-        said = Said(process.wait(timeout=120), *process.communicate())
-
+        output, errors = process.communicate(timeout=120)
         assert second.code == 2
         assert "another process is working on" in second.sentence
-        folder = only_run(out)
-        saved = saved_step(folder)
-        assert saved > reached, "the run did not go on from where it was stopped"
-        reached = saved
-        recorded = (folder / "metrics.jsonl").read_bytes()
-        recorded = recorded[: recorded.rindex(b"\n") + 1]
-        assert (whole / "metrics.jsonl").read_bytes().startswith(recorded)
-        before_the_save = [line for line in recorded.splitlines() if json.loads(line)["step"] < saved]
-        assert len(before_the_save) == sum(line["step"] < saved for line in records(whole)), "a line from before the save is lost"
         if number == signal.SIGKILL:
-            assert said.code == -signal.SIGKILL
-            assert saved % 5 == 0
+            assert process.returncode == -signal.SIGKILL
+            _, reached = check_what_is_there()
+            assert reached % 5 == 0
         else:
-            assert said.code == 130
-            assert f"stopped after step {saved} of {STEPS}; continue with: " in said.sentence
-            assert len(before_the_save) == len(recorded.splitlines()), "the save is not where the record ends"
-            program, *arguments = shlex.split(said.sentence.split("continue with: ")[1])
-            assert (program, arguments) == ("gracecl", ["resume", str(folder)])
+            arguments = check_what_is_said(Said(process.returncode, output, errors))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gracecl.watch.LiveWatch", lambda: StopAfter(STEPS - 2))
+        arguments = check_what_is_said(gracecl(*arguments))
     resumed = gracecl(*arguments)
     assert resumed.code == 0, resumed.err
-    assert_same_run(folder, whole)
-    assert not list(folder.glob("*.part"))
+    assert_same_run(only_run(out), whole)
+    assert not list(out.rglob("*.part"))
 
 
 def test_a_second_process_in_one_folder_is_refused_and_changes_nothing(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from gracecl import spec
 from gracecl.errors import UserError
-from gracecl.registry import nearest
+from gracecl.registry import nearest, normal
 
 DEFAULT = "adam(lr=0.001, weight_decay=0.0001)"
 
@@ -47,10 +47,11 @@ OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": adam, "ad
 
 def build(expression: str, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     call = spec.parse_call(expression)
-    if call.name not in OPTIMISERS:
+    name = normal(call.name)
+    if name not in OPTIMISERS:
         raise UserError(f"unknown optimiser '{call.name}'{nearest(call.name, OPTIMISERS)} (known: {', '.join(OPTIMISERS)})")
     try:
-        optimiser: torch.optim.Optimizer = spec.checked_call(OPTIMISERS[call.name], call, params)
+        optimiser: torch.optim.Optimizer = spec.checked_call(OPTIMISERS[name], call, params)
     except ValueError as error:
         raise UserError(f"{expression}: {error}") from None
     return optimiser

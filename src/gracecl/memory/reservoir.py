@@ -59,6 +59,8 @@ class Memory:
         device = self.images.device
         where, which = torch.from_numpy(slots).to(device), torch.from_numpy(rows).to(device)
         self.images[where] = x.index_select(0, which)
+        for name in self.notes.keys() - notes.keys():
+            self.notes[name][where] = 0
         for name, value in notes.items():
             if name not in self.notes:
                 self.notes[name] = torch.zeros((self.capacity, *value.shape[1:]), dtype=value.dtype, device=device)
@@ -80,6 +82,8 @@ class Memory:
         except_labels: Iterable[int] | None = None,
     ) -> Ints:
         """n different slots, uniform over those that qualify (all of them if fewer do). At most one condition can be given."""
+        if sum(condition is not None for condition in (task, except_task, labels, except_labels)) > 1:
+            raise ValueError("draw takes one condition at most")
         if task is not None:
             return self._by_task.draw(n, rng, {task})
         if except_task is not None:

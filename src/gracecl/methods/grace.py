@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl import rng as randomness
 from gracecl.core import Batch, Incoming, Ints, LossTable, Progress, Taps, is_loss
 from gracecl.errors import UserError
 from gracecl.losses import entropy, full_precision
@@ -99,12 +98,16 @@ class Grace(Wrapper):
 
     def relative(self, values: Tensor) -> Tensor:
         """Each layer's value against the others': (value - mean) / std over the layers."""
-        precise = values.double()  # in single precision the mean of equal values may differ from them, and z would be 1
-        mean = precise.mean()
-        variance = ((precise - mean) ** 2).sum() / max(1, len(values) - self.unbiased)
-        std = torch.sqrt(variance.clamp(min=1e-20))  # the root of 0 has no gradient
-        z = (precise - mean) / std.clamp(min=max(self.sigma_floor, 1e-8))
+        std = self.spread(values)
+        precise = values.double()
+        z = (precise - precise.mean()) / std.clamp(min=max(self.sigma_floor, 1e-8))
         return torch.where(std < 1e-8, torch.zeros_like(z), z).to(values.dtype)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """The standard deviation over the layers, in double precision: in single, the mean of equal values may differ from them."""
+        precise = values.double()
+        variance = ((precise - precise.mean()) ** 2).sum() / max(1, len(values) - self.unbiased)
+        return torch.sqrt(variance.clamp(min=1e-20))  # the root of 0 has no gradient
 
     def strength(self, z: Tensor) -> Tensor:
         """The factor of each layer's entropy in the objective."""
@@ -123,22 +126,21 @@ class Grace(Wrapper):
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         table = self.weighted(super().losses(out, batch))
-        logits = out.logits[:, self.entropy_rows(batch)]
+        if "entropy" in table:
+            raise UserError(f"{self!r}: {self.inner!r} has an entropy row already; one grace is enough")
+        rows = self.entropy_rows(batch)
+        logits = out.logits[:, rows]
         h = entropy(logits, batch.seen if self.classes == "seen" else None)
         z = self.relative(h if self.attached else h.detach())
         gamma = self.strength(z)
+        distance = h - h.detach().mean()
         if self.entropy_mode != "none" and self.beta != 0:
-            table["entropy"] = gamma * ((h - h.detach().mean()) ** 2 if self.entropy_mode == "deviation" else h)
-        table |= {
-            "log/H": h,
-            "log/z": z,
-            "log/gamma": gamma,
-            "log/alpha": self.alpha,
-            "log/sigma_H": h.std(correction=0).expand_as(h),
-        }
+            table["entropy"] = gamma * (distance**2 if self.entropy_mode == "deviation" else h)
+        table |= {"log/H": h, "log/z": z, "log/gamma": gamma, "log/alpha": self.alpha}
+        table["log/sigma_H"] = self.spread(h).to(h.dtype).expand_as(h)
         if batch.progress.step % RATIO_EVERY == 0:
-            supervised = out.logits[:, batch.supervised].detach()
-            table["log/gradient_ratio"] = gradient_ratio(supervised, batch.y[batch.supervised], gamma, self.alpha)
+            slope = 2 * gamma * distance if self.entropy_mode == "deviation" else gamma
+            table["log/gradient_ratio"] = gradient_ratio(logits.detach(), batch.y[rows], slope, self.alpha)
         return table
 
     def weighted(self, table: LossTable) -> LossTable:
@@ -168,8 +170,7 @@ class Grace(Wrapper):
     def store(self, memories: Memories, new: Incoming, rng: np.random.Generator, notes: dict[str, Tensor]) -> None:
         if self.val_source != "heldout":
             return super().store(memories, new, rng, notes)
-        # Which store an image is offered to depends on the image alone, so no image is ever in both.
-        aside = randomness.uniform(randomness.key("heldout"), new.sources, 1)[:, 0] < HELDOUT_SHARE
+        aside = rng.random(len(new)) < HELDOUT_SHARE  # every image is offered to one store, so none is ever in both
         some, rest = np.flatnonzero(aside), np.flatnonzero(~aside)
         held = new.select(some)
         memories["heldout"].add(rng, held.x, held.labels, held.progress.task)
@@ -201,15 +202,16 @@ def head_accuracies(net: TappedNet, images: Tensor, labels: Ints) -> Tensor:
     return right / len(labels)
 
 
-def gradient_ratio(logits: Tensor, y: Tensor, gamma: Tensor, alpha: Tensor) -> Tensor:
+def gradient_ratio(logits: Tensor, y: Tensor, slope: Tensor, alpha: Tensor) -> Tensor:
     """[L]: norm of the entropy term's gradient at the logits over that of α times a plain mean cross-entropy on the same images.
 
-    In closed form, with p the softmax: ∂H/∂logit = -p (ln p + H) and ∂CE/∂logit = p - onehot(y).
+    In closed form, with p the softmax over all outputs: ∂H/∂logit = -p (ln p + H) and ∂CE/∂logit = p - onehot(y). `slope` is the
+    derivative of each layer's term with respect to its H, which is γ except in mode `deviation`.
     """
     log_p = F.log_softmax(full_precision(logits), dim=-1)
     p = log_p.exp()
     h = -(p * log_p).sum(dim=-1, keepdim=True)
     of_entropy = (p * (log_p + h)).flatten(1).norm(dim=1)
     of_cross_entropy = (p - F.one_hot(y, p.shape[-1])).flatten(1).norm(dim=1)
-    ratio: Tensor = gamma.detach().abs() * of_entropy / (alpha * of_cross_entropy).clamp(min=1e-12)
+    ratio: Tensor = slope.detach().abs() * of_entropy / (alpha * of_cross_entropy).clamp(min=1e-12)
     return ratio

@@ -65,7 +65,7 @@ class Stream:
 
     @property
     def tasks(self) -> int:
-        return int(self.test_task.max()) + 1
+        return int(max(self.test_task.max(), self.task_of_step.max())) + 1
 
     def batch(self, step: int) -> StreamBatch:
         positions = np.arange(self.ends[step - 1] if step else 0, self.ends[step])
@@ -80,6 +80,8 @@ class Stream:
 
     def cut(self, steps: int) -> Stream:
         """The first steps alone, as if the stream ended there."""
+        if steps < 1:
+            raise UserError(f"a stream cannot be cut after {steps} steps; keep at least 1")
         if steps >= len(self):
             return self
         marks = np.unique(np.append(self.marks[self.marks < steps], steps - 1))
