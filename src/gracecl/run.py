@@ -113,7 +113,7 @@ def _train(config: RunConfig, folder: Path, data_root: str | Path | None, watch:
         raise UserError(f"{saved} is not the checkpoint of a run; delete it to start this run anew")
     at = state["trainer"]["engine"]["progress"]["step"] if state else 0
     trainer = build(config, folder / "metrics.jsonl", data_root, keep_until=at)
-    with closing(trainer.recorder), _threads(state["threads"] if state else torch.get_num_threads()):
+    with closing(trainer.recorder), _threads((state or {}).get("threads", torch.get_num_threads())):
         if state is not None:
             _restore(trainer, state, saved)
         _write_config(config, folder, trainer, data_root)

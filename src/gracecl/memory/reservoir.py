@@ -24,7 +24,11 @@ class Memory:
         if capacity < 0:
             raise UserError(f"a memory cannot hold {capacity} images; give 0 or more")
         self.capacity, self.filled, self.offered = capacity, 0, 0
-        self.images = torch.zeros((capacity, *shape), dtype=torch.uint8, device=device)
+        try:
+            self.images = torch.zeros((capacity, *shape), dtype=torch.uint8, device=device)
+        except RuntimeError:
+            size = capacity * shape[0] * shape[1] * shape[2] / 1e9
+            raise UserError(f"there is no room for a memory of {capacity} images ({size:.1f} GB); use a smaller --memory") from None
         self.labels: Ints = np.full(capacity, -1, np.int64)
         self.tasks: Ints = np.full(capacity, NO_TASK, np.int64)
         self.notes: dict[str, Tensor] = {}

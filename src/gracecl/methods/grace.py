@@ -126,8 +126,6 @@ class Grace(Wrapper):
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         table = self.weighted(super().losses(out, batch))
-        if "entropy" in table:
-            raise UserError(f"{self!r}: {self.inner!r} has an entropy row already; one grace is enough")
         rows = self.entropy_rows(batch)
         logits = out.logits[:, rows]
         h = entropy(logits, batch.seen if self.classes == "seen" else None)
@@ -135,6 +133,8 @@ class Grace(Wrapper):
         gamma = self.strength(z)
         distance = h - h.detach().mean()
         if self.entropy_mode != "none" and self.beta != 0:
+            if "entropy" in table:
+                raise UserError(f"{self!r}: {self.inner!r} has an entropy row already; one grace is enough")
             table["entropy"] = gamma * (distance**2 if self.entropy_mode == "deviation" else h)
         table |= {"log/H": h, "log/z": z, "log/gamma": gamma, "log/alpha": self.alpha}
         table["log/sigma_H"] = self.spread(h).to(h.dtype).expand_as(h)
