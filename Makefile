@@ -15,7 +15,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 demo: install  ## train er, mose and grace on the embedded digits, print a table, draw runs/demo/comparison.png
-	$(BIN)/gracecl run er mose grace --stream split-digits --memory 100 --net "resnet18(width=8)" --seeds 0-1 --eval-every 15 --out runs/demo
+	$(BIN)/gracecl run er mose grace --stream split-digits --memory 100 --net "resnet18(width=6)" --seeds 0-1 --eval-every 15 --out runs/demo
 
 test: install  ## all tests
 	$(TEST)
