@@ -7,7 +7,6 @@ import io
 import json
 import os
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,7 @@ import torch
 
 from gracecl import checkpoint, cli
 from gracecl.run import Interrupted, RunConfig, run
-from gracecl.trainer import Trainer
-from gracecl.watch import Watch
+from stopping import StopAfter
 
 SMALL: dict[str, Any] = {
     "stream": "split-digits(size=8, classes='0-3', tasks=2)",
@@ -28,30 +26,6 @@ SMALL: dict[str, Any] = {
     "device": "cpu",
     "eval_every": 7,
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-class StopAfter(Watch):
-    """Presses Ctrl-C when so many steps are done."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    @contextlib.contextmanager
-    def following(self, trainer: Trainer, title: str) -> Iterator[None]:
-        self.trainer = trainer
-        yield
-
-    def advance(self) -> None:
-        if self.trainer.at == self.step:
-            signal.raise_signal(signal.SIGINT)
 
 
 def stopped(out: Path, *steps: int, **options: Any) -> Path:

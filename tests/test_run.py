@@ -29,23 +29,13 @@ from gracecl import Learner, checkpoint, cli
 from gracecl.data import Data, from_arrays
 from gracecl.registry import datasets
 from gracecl.run import Interrupted, RunConfig, run
-from gracecl.trainer import Trainer
-from gracecl.watch import Watch
+from stopping import StopAfter
 
 STREAM = "split-digits(size=8, classes='0-3', tasks=2)"
 STEPS = 58
 TASK_ENDS = [28, 57]
 NET = "mlp(width=16, depth=4)"
 SMALL = ["--stream", STREAM, "--net", NET, "--memory", "40", "--device", "cpu", "--checkpoint-every", "5"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """The same arithmetic here and in the processes that are started and killed."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)
@@ -137,22 +127,6 @@ def assert_same_run(one: Path, two: Path) -> None:
     states = [checkpoint.load(folder / "checkpoint.safetensors") for folder in (one, two)]
     assert_equal(states[0]["trainer"]["engine"], states[1]["trainer"]["engine"], "engine")
     assert states[0]["stream_hash"] == states[1]["stream_hash"]
-
-
-class StopAfter(Watch):
-    """Presses Ctrl-C when so many steps are done."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    @contextlib.contextmanager
-    def following(self, trainer: Trainer, title: str) -> Iterator[None]:
-        self.trainer = trainer
-        yield
-
-    def advance(self) -> None:
-        if self.trainer.at == self.step:
-            signal.raise_signal(signal.SIGINT)
 
 
 def stopped_run(out: Path, step: int, **options: Any) -> Path:

@@ -1,0 +1,26 @@
+"""A run that is interrupted at a chosen step, for the tests of resuming."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+
+from gracecl.trainer import Trainer
+from gracecl.watch import Watch
+
+
+class StopAfter(Watch):
+    """Presses Ctrl-C when so many steps are done."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    @contextlib.contextmanager
+    def following(self, trainer: Trainer, title: str) -> Iterator[None]:
+        self.trainer = trainer
+        yield
+
+    def advance(self) -> None:
+        if self.trainer.at == self.step:
+            signal.raise_signal(signal.SIGINT)
