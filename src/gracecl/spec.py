@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gracecl.errors import UserError
-from gracecl.registry import Registry, methods, nearest, normal
+from gracecl.registry import Registry, methods, nearest
 
 
 @dataclass(frozen=True)
@@ -176,4 +176,4 @@ def _describe(hint: Any) -> str:
     return names.get(hint, getattr(hint, "__name__", str(hint)))
 
 
-__all__ = ["Call", "check_fields", "checked_call", "construct", "normal", "parse_call", "parse_method", "parse_numbers", "show"]
+__all__ = ["Call", "check_fields", "checked_call", "construct", "parse_call", "parse_method", "parse_numbers", "show"]

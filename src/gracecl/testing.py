@@ -24,7 +24,6 @@ from gracecl.augment import Pixels
 from gracecl.core import NO_TASK, Batch, Incoming, Taps, is_loss
 from gracecl.data import Data, from_arrays
 from gracecl.engine import Engine, Outcome
-from gracecl.errors import UserError
 from gracecl.evaluate import evaluate
 from gracecl.memory import Memory
 from gracecl.nets import Backbone, TappedNet
@@ -350,12 +349,3 @@ def flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, torch.as_tensor(value).detach().clone()
     else:
         yield name, value
-
-
-def refused(work: Callable[[], Any]) -> str:
-    """The sentence with which something is refused."""
-    try:
-        work()
-    except UserError as error:
-        return str(error)
-    raise AssertionError("it was not refused")
