@@ -28,7 +28,8 @@ def is_loss(row: str) -> bool:
 
 def total(table: LossTable) -> Tensor:
     """The objective: every loss row summed over its layers."""
-    return torch.stack([value for row, value in table.items() if is_loss(row)]).sum()
+    rows = [value for row, value in table.items() if is_loss(row)]
+    return torch.stack(rows).sum() if len(rows) > 1 else rows[0].sum()
 
 
 class Taps:

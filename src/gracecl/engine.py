@@ -54,13 +54,14 @@ class Engine:
         self.augmentation, self.precision = augment.augmentation(augmentation), precision
         with rng.torch_seed(seed, "modules of the method", device=self.device):
             method.attach(net, memories)
-        params = list(net.parameters())
-        self.optimiser = method.optimiser(params) or optim.build(optimiser, params)
+        self._params = list(net.parameters())
+        self.optimiser = method.optimiser(self._params) or optim.build(optimiser, self._params)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         self.progress = Progress()
         self.images_seen = 0
         self._task_open = False
         self._ready_at = -1
+        self._generators = {purpose: rng.Reseeded() for purpose in ("plan", "store")}
         net.train()
 
     # Learning.
@@ -114,14 +115,16 @@ class Engine:
             memory = self.memories[rows.store]
             origin = np.concatenate([new.sources[rows.stream], MEMORY_SOURCE + rows.slots])
             base = self.net.pixels.normalise(_gather(new.x, rows.stream, memory[rows.slots]))
-            views = self.method.views(name, self.augmentation)
+            views, raw = self.method.views(name, self.augmentation), []
             for number, view in enumerate(views):
+                draws = augment.draws(view)
+                if draws == 0:
+                    raw.append(number)
                 stem = rng.key(self.seed, "augment", self.progress.step, repeat, place, number)
-                pixels.append(augment.apply(view, base, rng.uniform(stem, origin, augment.draws(view)), self.net.pixels))
-            labels.append(np.tile(np.concatenate([new.labels[rows.stream], memory.labels[rows.slots]]), len(views)))
-            sources.append(np.tile(origin, len(views)))
-            raw = tuple(number for number, view in enumerate(views) if augment.draws(view) == 0)
-            blocks[name] = Block(start, len(rows), len(views), len(rows.stream), raw)
+                pixels.append(augment.apply(view, base, rng.uniform(stem, origin, draws), self.net.pixels))
+            labels += [new.labels[rows.stream], memory.labels[rows.slots]] * len(views)
+            sources += [origin] * len(views)
+            blocks[name] = Block(start, len(rows), len(views), len(rows.stream), tuple(raw))
             start += len(rows) * len(views)
         x = torch.cat(pixels) if len(pixels) > 1 else pixels[0]
         y, origins = np.concatenate(labels), np.concatenate(sources)
@@ -134,8 +137,9 @@ class Engine:
         with self._autocast():
             out = self._forward(batch)
             table = self.method.losses(out, batch)
-        self.optimiser.zero_grad(set_to_none=True)
-        self.method.backward(table, self.scaler.scale(torch.ones((), device=self.device)) if self.scaler.is_enabled() else 1.0)
+        for parameter in self._params:  # as zero_grad() does, without its bookkeeping, which a small step notices
+            parameter.grad = None
+        self.method.backward(table, self.scaler.scale(torch.ones((), device=self.device)) if self.scaler.is_enabled() else None)
         self.scaler.unscale_(self.optimiser)
         self.method.after_backward(batch)
         self.scaler.step(self.optimiser)
@@ -158,7 +162,7 @@ class Engine:
         return torch.autocast(self.device.type, dtype=DTYPES.get(self.precision), enabled=self.precision != "fp32")
 
     def _rng(self, purpose: str, repeat: int = 0) -> np.random.Generator:
-        return rng.generator(self.seed, purpose, self.progress.step, repeat)
+        return self._generators[purpose](self.seed, purpose, self.progress.step, repeat)
 
     # Inference.
 

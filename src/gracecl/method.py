@@ -102,9 +102,9 @@ class Method:
         """The terms of the objective, `{role/part: [L]}`. Pure: calling it twice gives the same table."""
         raise NotImplementedError(f"{type(self).__name__} must say what its losses are")
 
-    def backward(self, table: LossTable, scale: Tensor | float = 1.0) -> None:
-        """Fills `.grad`. `scale` is the loss scaling of half precision."""
-        (total(table) * scale).backward()  # type: ignore[no-untyped-call]
+    def backward(self, table: LossTable, scale: Tensor | None = None) -> None:
+        """Fills `.grad`. `scale` is the loss scaling of half precision, None where there is none."""
+        total(table).backward(scale)  # type: ignore[no-untyped-call]
 
     def after_backward(self, batch: Batch) -> None:
         """Sees (and may change) the gradients before the optimiser does."""
@@ -218,7 +218,7 @@ class Wrapper(Method):
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         return self.inner.losses(out, batch)
 
-    def backward(self, table: LossTable, scale: Tensor | float = 1.0) -> None:
+    def backward(self, table: LossTable, scale: Tensor | None = None) -> None:
         self.inner.backward(table, scale)
 
     def after_backward(self, batch: Batch) -> None:

@@ -18,7 +18,7 @@ from gracecl.methods.er import ER
 from gracecl.methods.grace import Grace
 from gracecl.methods.mose import MOSE
 from gracecl.nets.class_means import class_means
-from gracecl.nets.resnet import Gate, ResNet18, separable_down
+from gracecl.nets.resnet import Gate, ResNet18, enlarge, separable_down
 from gracecl.nets.tapped import StackedLinear, TappedNet
 
 
@@ -174,6 +174,16 @@ def test_gate_is_the_formula() -> None:
     coarse = torch.relu(gate.norm(gate.look(x)))
     up = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False)
     torch.testing.assert_close(gate(x), x * torch.sigmoid(up(coarse)))
+
+
+@pytest.mark.parametrize("size", [(4, 4, 8, 8), (16, 16, 32, 32), (5, 3, 9, 5), (1, 2, 1, 3)])
+def test_enlarging_is_bilinear_interpolation(size: tuple[int, int, int, int]) -> None:
+    h, w, height, width = size
+    maps = torch.randn(3, 2, h, w, dtype=torch.float64, requires_grad=True)
+    ours, theirs = enlarge(maps, height, width), F.interpolate(maps, (height, width), mode="bilinear", align_corners=False)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    slope = torch.randn_like(ours)
+    torch.testing.assert_close(*(torch.autograd.grad(made, maps, slope)[0] for made in (ours, theirs)), rtol=1e-12, atol=1e-12)
 
 
 def test_stages_read_the_ungated_map_and_taps_count_from_the_last() -> None:

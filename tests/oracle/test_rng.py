@@ -137,3 +137,12 @@ def test_nothing_moves_a_global_random_state() -> None:
     rng.uniform(rng.key(1, "augment"), np.arange(5), 3)
     assert torch.equal(torch.get_rng_state(), torch_state)
     np.testing.assert_array_equal(np.random.get_state()[1], numpy_state)
+
+
+def test_a_reseeded_generator_starts_where_a_new_one_would() -> None:
+    """Also after it was used, and in the middle of a word that integers of 32 bits are taken from."""
+    reseeded = rng.Reseeded()
+    for step in range(5):
+        again, new = reseeded(7, "plan", step), rng.generator(7, "plan", step)
+        np.testing.assert_array_equal(again.integers(0, 1000, 3, dtype=np.uint32), new.integers(0, 1000, 3, dtype=np.uint32))
+        np.testing.assert_array_equal(again.random(4), new.random(4))

@@ -46,15 +46,16 @@ class Memory:
 
         Returns the slots written. Where two images of the batch fall on one slot, the later one stays, as if they came singly.
         """
-        n = len(labels)
-        order = np.arange(self.offered, self.offered + n)
-        slots = np.where(order < self.capacity, order, rng.integers(0, order + 1)) if n else order
-        self.offered += n
-        kept = np.flatnonzero(slots < self.capacity)
-        last = len(kept) - 1 - np.unique(slots[kept][::-1], return_index=True)[1]
-        rows = kept[np.sort(last)]
-        self.put(slots[rows], x, rows, labels, task, notes)
-        return slots[rows]
+        order = np.arange(self.offered, self.offered + len(labels))
+        self.offered += len(labels)
+        chosen = rng.integers(0, order + 1) if len(order) else order
+        free = max(0, self.capacity - self.offered + len(order))
+        chosen[:free] = order[:free]
+        last = {slot: row for row, slot in enumerate(chosen.tolist()) if slot < self.capacity}
+        rows = np.sort(np.fromiter(last.values(), np.int64, len(last)))
+        slots = chosen[rows]
+        self.put(slots, x, rows, labels, task, notes)
+        return slots
 
     def put(self, slots: Ints, x: Tensor, rows: Ints, labels: Ints, task: int, notes: dict[str, Tensor]) -> None:
         """Writes rows of a batch into slots of the caller's choice."""
@@ -62,7 +63,7 @@ class Memory:
             return
         device = self.images.device
         where, which = torch.from_numpy(slots).to(device), torch.from_numpy(rows).to(device)
-        self.images[where] = x.index_select(0, which)
+        self.images.index_copy_(0, where, x.index_select(0, which))
         for name in self.notes.keys() - notes.keys():
             self.notes[name][where] = 0
         for name, value in notes.items():

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from gracecl.errors import UserError
-from gracecl.nets.tapped import Backbone, BatchNorm
+from gracecl.nets.tapped import Backbone, BatchNorm, stack_layers
 from gracecl.registry import nets
 
 
@@ -31,6 +31,9 @@ class MLP(Backbone):
         x = x.flatten(1)
         outputs = []
         for layer, norm in zip(self.hidden, self.norms, strict=True):
-            x = torch.relu(norm(layer(x)[:, :, None, None])).flatten(1)
+            x = layer(x)
+            if isinstance(norm, BatchNorm):
+                x = norm(x[:, :, None, None]).flatten(1)
+            x = torch.relu(x)
             outputs.append(x)
-        return torch.stack(outputs[-self.layers :])
+        return stack_layers(outputs[-self.layers :])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gracecl.errors import UserError
-from gracecl.nets.tapped import Backbone, BatchNorm
+from gracecl.nets.tapped import Backbone, BatchNorm, stack_layers
 from gracecl.registry import nets
 
 
@@ -68,7 +68,22 @@ class Gate(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         coarse = F.relu(self.norm(self.look(x)), inplace=True)
-        return x * torch.sigmoid(F.interpolate(coarse, x.shape[-2:], mode="bilinear", align_corners=False))
+        return x * enlarge(coarse, x.shape[-2], x.shape[-1]).sigmoid_()
+
+
+def enlarge(maps: Tensor, height: int, width: int) -> Tensor:
+    """Bilinear enlargement of maps `[B, C, h, w]`, as products with the weights of each axis.
+
+    The same numbers as `F.interpolate(maps, (height, width), mode="bilinear")`, which on a CPU turns the maps into another memory
+    layout and back and costs two to three times as much.
+    """
+    return line_weights(maps.shape[-2], height, maps).T @ maps @ line_weights(maps.shape[-1], width, maps)
+
+
+def line_weights(size: int, larger: int, like: Tensor) -> Tensor:
+    """`[size, larger]`: how much each of `size` points counts at each of `larger` points between them."""
+    points = torch.eye(size, dtype=like.dtype, device=like.device)
+    return F.interpolate(points[None], larger, mode="linear", align_corners=False)[0]
 
 
 class ResNet18(Backbone):
@@ -101,4 +116,4 @@ class ResNet18(Backbone):
             if 0 <= tap < len(self.gates):
                 aligned.append(self.chains[tap](self.gates[tap](x)))
         aligned.append(x)
-        return torch.stack([F.adaptive_avg_pool2d(side, 1).flatten(1) for side in aligned])
+        return stack_layers([side.mean(dim=(2, 3)) for side in aligned])

@@ -27,6 +27,11 @@ class Backbone(nn.Module):
         raise NotImplementedError
 
 
+def stack_layers(features: list[Tensor]) -> Tensor:
+    """`[L, B, D]` from the features of each layer; a single layer is not copied."""
+    return torch.stack(features) if len(features) > 1 else features[0].unsqueeze(0)
+
+
 class BatchNorm(nn.BatchNorm2d):
     """BatchNorm that uses its running statistics where a batch has one value per channel, from which no spread can be told."""
 
@@ -46,6 +51,8 @@ class StackedLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(layers, 1, outputs).uniform_(-bound, bound))
 
     def forward(self, x: Tensor) -> Tensor:
+        if len(self.weight) == 1:  # the plain product has less overhead, which a small net's step notices
+            return torch.addmm(self.bias.squeeze(0), x.squeeze(0), self.weight.squeeze(0)).unsqueeze(0)
         return torch.baddbmm(self.bias, x, self.weight)
 
 

@@ -1,0 +1,55 @@
+"""What a careful person would write by hand for the same arithmetic: the yardsticks of the step benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gracecl.augment import Pixels
+
+STREAM_BATCH = 10
+
+
+class ReplayLoop:
+    """Experience replay without any library: slices of a stream, a reservoir in two tensors, one forward, one Adam step."""
+
+    def __init__(self, net: nn.Module, images: Tensor, labels: Tensor, pixels: Pixels, memory: int, n_recall: int) -> None:
+        self.net, self.images, self.labels, self.pixels, self.n_recall = net, images, labels, pixels, n_recall
+        self.optimiser = torch.optim.Adam(net.parameters(), lr=1e-3, weight_decay=1e-4, fused=True)
+        self.rng = np.random.default_rng(0)
+        self.memory_x, self.memory_y = images[:memory].clone(), labels[:memory].clone()
+        self.offered, self.at = 2 * memory, 0
+
+    def step(self) -> None:
+        start = self.at % (len(self.images) - STREAM_BATCH)
+        self.at += STREAM_BATCH
+        x, y = self.images[start : start + STREAM_BATCH], self.labels[start : start + STREAM_BATCH]
+        slots = torch.from_numpy(self.rng.choice(len(self.memory_x), self.n_recall, replace=False))
+        both = self.pixels.normalise(torch.cat([x, self.memory_x[slots]]))
+        loss = F.cross_entropy(self.net(both), torch.cat([y, self.memory_y[slots]]))
+        self.optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimiser.step()
+        chosen = self.rng.integers(0, np.arange(self.offered, self.offered + STREAM_BATCH) + 1)
+        self.offered += STREAM_BATCH
+        for image, slot in enumerate(chosen.tolist()):
+            if slot < len(self.memory_x):
+                self.memory_x[slot], self.memory_y[slot] = x[image], y[image]
+
+
+def bare_step(net: nn.Module, logits: Callable[[], Tensor], y: Tensor) -> Callable[[], None]:
+    """Forward, mean cross-entropy, backward and optimiser on ready tensors, and nothing else."""
+    optimiser = torch.optim.Adam(net.parameters(), lr=1e-3, weight_decay=1e-4, fused=True)
+
+    def step() -> None:
+        scores = logits()
+        loss = F.cross_entropy(scores.flatten(0, -2), y.repeat(len(scores)) if scores.dim() == 3 else y)
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+
+    return step

@@ -1,0 +1,82 @@
+"""The parts of the benchmark that concern the memory, the start of the command, and Avalanche: that they measure what they say."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+
+from gracecl.bench import avalanche, memory, startup
+from gracecl.bench.measure import Row
+from gracecl.errors import UserError
+
+IMPORTED_TORCH = """
+import sys
+try:
+    from gracecl.cli import main
+    main()
+except SystemExit:
+    pass
+sys.exit("torch was imported" if "torch" in sys.modules else 0)
+"""
+
+
+def check_rows(rows: list[Row]) -> None:
+    assert len({row.name for row in rows}) == len(rows)
+    for row in rows:
+        assert row.what
+        assert row.against
+        assert math.isfinite(row.ratio)
+        assert row.low <= row.ratio <= row.high
+
+
+def test_memory_rows() -> None:
+    rows = {row.name: row for row in memory.rows(quick=True)}
+    check_rows(list(rows.values()))
+    assert {"memory add + draw, 100,000", "memory add + draw, 1,000,000"} <= rows.keys()
+    if memory.RESIDENT.exists():
+        held = rows["memory held"]
+        assert held.ratio >= 1, "the pixels alone take as much"
+        assert held.met
+
+
+def test_memory_stays_as_it_is_while_it_is_timed() -> None:
+    steady = memory.SteadyMemory(memory.SMALL)
+    for _ in range(500):
+        steady.step()
+    held = [steady.memory.count(task=task) for task in range(memory.TASKS)]
+    assert sum(held) == len(steady.memory) == memory.SMALL
+    assert steady.memory.offered == memory.AGE * memory.SMALL
+    assert min(held) > memory.SMALL / memory.TASKS / 2, "a task that took over would leave nothing to draw"
+
+
+def test_startup_rows() -> None:
+    rows = list(startup.rows(quick=True))
+    check_rows(rows)
+    assert [row.name for row in rows] == ["gracecl --help", "gracecl list methods"]
+    assert all(row.details["seconds"] > 0 < row.details["seconds_against"] for row in rows)
+
+
+@pytest.mark.parametrize("arguments", startup.ASKED, ids=" ".join)
+def test_answers_come_without_torch(arguments: tuple[str, ...]) -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORTED_TORCH, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_without_avalanche_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(avalanche, "installed", lambda: False)
+    with pytest.raises(UserError, match=r"pip install gracecl\[avalanche\]"):
+        avalanche.rows(quick=True)
+
+
+@pytest.mark.skipif(not avalanche.installed(), reason="Avalanche is not installed")
+def test_avalanche_rows_compare_equal_steps() -> None:
+    rows = list(avalanche.rows(quick=True))
+    check_rows(rows)
+    for slots, row in zip(avalanche.AIMS, rows, strict=True):
+        assert row.sense == "at least"
+        assert row.details["images_held"] == row.details["images_held_against"] == slots
+        assert row.details["images_per_step"] == row.details["images_per_step_against"] == 2 * avalanche.BATCH
