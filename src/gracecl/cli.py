@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 from tyro.conf import Positional
 
-from gracecl.errors import UserError
+from gracecl import launch
+from gracecl.errors import UserError, sentence
+from gracecl.registry import load_plugins
 from gracecl.spec import parse_numbers
+
+if TYPE_CHECKING:
+    from gracecl.jobs import Outcome
 
 INTERRUPTED = 130
 
 
 def main() -> None:
+    launch.prepare()
     sys.exit(call(sys.argv[1:]))
 
 
 def call(arguments: Sequence[str]) -> int:
-    """Runs the command and returns its exit code: 0, 2 for a mistake the user can mend, 130 when interrupted."""
-    verbs: dict[str, Callable[..., None]] = {
+    """Runs the command and returns its exit code: 0, 1 for a fault, 2 for a mistake the user can mend, 130 when interrupted."""
+    verbs: dict[str, Callable[..., int | None]] = {
         "run": run,
         "resume": resume,
         "report": write_report,
         "list": list_names,
         "data": manage_data,
+        "bench": benchmark,
     }
     try:
-        tyro.extras.subcommand_cli_from_dict(
+        code = tyro.extras.subcommand_cli_from_dict(
             verbs,
             args=list(arguments),
             prog="gracecl",
@@ -42,14 +47,14 @@ def call(arguments: Sequence[str]) -> int:
         print(f"gracecl: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
-        print(f"gracecl: {stop or 'interrupted; what was saved is intact'}", file=sys.stderr)
+        print(f"gracecl: {str(stop) or 'interrupted; what was saved is intact'}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         return 0
     except OSError as error:
-        print(f"gracecl: {error}; check that the folder can be written and its disk is not full", file=sys.stderr)
+        print(f"gracecl: {sentence(error)}", file=sys.stderr)
         return 2
-    return 0
+    return code or 0
 
 
 def run(
@@ -66,12 +71,16 @@ def run(
     device: str = "auto",
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     compile: bool = False,
+    cuda_graphs: bool = False,
+    layout: Literal["contiguous", "channels_last"] = "contiguous",
     eval_every: int = 0,
     checkpoint_every: int = 500,
     out: Path = Path("runs"),
     data: Path | None = None,
     plugin: tuple[str, ...] = (),
-) -> None:
+    jobs: str = "auto",
+    threads: int | None = None,
+) -> int:
     """Train methods on a stream and report.
 
     Each METHOD is an expression such as er, "grace(er(n_recall=64))" or grace, which is grace(mose()), the paper's system. A run
@@ -89,16 +98,20 @@ def run(
         optimiser: such as "sgd(lr=0.1)"
         device: cpu, cuda, cuda:1, or auto
         precision: of forward and losses
-        compile: let torch.compile fuse the backbone
+        compile: let torch.compile fuse the backbone; worth its minute from some hundred steps on
+        cuda_graphs: compile, and replay the backbone's kernels as CUDA graphs
+        layout: of maps in memory; channels_last has faster convolutions and other rounding
         eval_every: evaluate every so many steps too, not only where tasks end
         checkpoint_every: save every so many steps (and every two minutes)
         out: folder for the runs
         data: folder of the data sets (default: $GRACECL_DATA)
         plugin: modules or files that register methods, nets, streams or data sets of your own
+        jobs: runs at once, each in a process of its own; auto is as many as there are cores, and one on a GPU
+        threads: of each run (default: the cores, shared out); with equal threads a run has equal bits, whatever --jobs
     """
-    load_plugins(plugin)
-    from gracecl import run as running
-    from gracecl.watch import LiveWatch
+    plugins = load_plugins(plugin)
+    from gracecl.jobs import run_all
+    from gracecl.run import RunConfig, Work
 
     if not methods:
         raise UserError("name at least one method, for example: gracecl run grace ('gracecl list methods' prints all of them)")
@@ -106,7 +119,7 @@ def run(
     if not numbers:
         raise UserError(f"--seeds '{seeds}' names none; write for example 0-4 or 0,3,7")
     configs = [
-        running.RunConfig(
+        RunConfig(
             method=method,
             stream=stream,
             memory=memory,
@@ -119,31 +132,35 @@ def run(
             device=device,
             precision=precision,
             compile=compile,
+            cuda_graphs=cuda_graphs,
+            layout=layout,
             eval_every=eval_every,
             checkpoint_every=checkpoint_every,
-        ).canonical()
+        )
         for method in methods
         for seed in numbers
     ]
-    show(out, [running.run(config, out, data, LiveWatch()) for config in configs])
+    works = [Work.new(config, out, data, plugins) for config in configs]
+    return conclude(out, run_all(works, number_of(jobs), threads))
 
 
-def resume(folder: Positional[Path], /, data: Path | None = None, plugin: tuple[str, ...] = ()) -> None:
+def resume(folder: Positional[Path], /, data: Path | None = None, plugin: tuple[str, ...] = (), jobs: str = "auto") -> int:
     """Continue every unfinished run in a folder or below it.
 
     Args:
         folder: a run's folder, or one that holds runs
         data: folder of the data sets (default: where the run found them)
-        plugin: modules or files that register what the run uses
+        plugin: modules or files that register what the run uses (default: those it was begun with)
+        jobs: runs at once, each in a process of its own and with the threads it was begun with; auto is as many as fit the cores
     """
-    load_plugins(plugin)
-    from gracecl import run as running
-    from gracecl.watch import LiveWatch
+    plugins = load_plugins(plugin)
+    from gracecl.jobs import run_all
+    from gracecl.run import Work
 
     found = sorted(file.parent for file in folder.rglob("config.json"))
     if not found:
         raise UserError(f"{folder} holds no run (no config.json); give the folder that 'gracecl run' printed")
-    show(folder, [running.resume(run, data, LiveWatch()) for run in found])
+    return conclude(folder, run_all([Work.begun(run, data, plugins) for run in found], number_of(jobs)))
 
 
 def write_report(folder: Positional[Path], /) -> None:
@@ -209,6 +226,66 @@ def manage_data(
         print(f"{name}: complete")
 
 
+def number_of(jobs: str) -> int | None:
+    """What --jobs asks for; None leaves the choice to us."""
+    if jobs == "auto":
+        return None
+    if not jobs.isdecimal() or int(jobs) < 1:
+        raise UserError(f"--jobs must be auto or a whole number of at least 1, not '{jobs}'")
+    return int(jobs)
+
+
+def conclude(out: Path, outcomes: Sequence[Outcome]) -> int:
+    """Shows what was finished, names what was not, and returns the exit code."""
+    finished = [outcome.work.folder for outcome in outcomes if outcome.end == "finished"]
+    others = [outcome for outcome in outcomes if outcome.end != "finished"]
+    if finished:
+        show(out, finished)
+    if not others:
+        return 0
+    names = "; ".join(outcome.work.config.title for outcome in others)
+    print(f"gracecl: {len(others)} of {len(outcomes)} runs did not finish, for the reasons above: {names}", file=sys.stderr)
+    return 1 if any(outcome.end == "crashed" for outcome in others) else 2
+
+
+def benchmark(
+    parts: Positional[tuple[str, ...]] = (), /, quick: bool = False, json: Path | None = None, threads: int | None = None
+) -> None:
+    """Measure what gracecl costs, as ratios: ours against a yardstick, in turns, median and quartiles.
+
+    PART is one of steps, passes, memory, runs, startup, roofline, avalanche (these by default, the last if it is installed),
+    choices, profile, cost. On a busy machine the spread widens; the whole takes about half an hour on two cores.
+
+    Args:
+        parts: what to measure
+        quick: tiny nets and few repeats, to see that it works; the figures mean little
+        json: file for the rows
+        threads: of this process (default: all cores)
+    """
+    from gracecl import bench
+
+    names = bench.chosen(parts)
+    if json is not None and not json.parent.is_dir():
+        raise UserError(f"there is no folder {json.parent} for {json.name}; choose another --json")
+    if threads is not None:
+        if threads < 1:
+            raise UserError(f"--threads must be at least 1, not {threads}")
+        import torch
+
+        torch.set_num_threads(threads)
+    measured = []
+    for part in names:
+        if part in bench.TEXTS:
+            print(bench.text(part, quick), flush=True)
+            continue
+        print(f"{part}: {bench.PARTS[part]}", flush=True)
+        for row in bench.rows(part, quick):
+            measured.append(row)
+            print(f"  {row}", flush=True)
+            if json is not None:
+                bench.write(json, measured)
+
+
 def show(out: Path, folders: Sequence[Path]) -> None:
     """The table of some runs on standard output, their comparison as files."""
     from rich.console import Console
@@ -228,21 +305,3 @@ def show(out: Path, folders: Sequence[Path]) -> None:
     for folder in folders:
         print(folder)
     print(f"{out / 'report.md'} and {out / 'comparison.png'} compare them; each folder has matrix.png, layers.png and losses.png")
-
-
-def load_plugins(names: Sequence[str]) -> None:
-    """Imports modules by name or by file, so that what they register is known."""
-    for name in names:
-        file = Path(name)
-        try:
-            if file.suffix == ".py":
-                spec = importlib.util.spec_from_file_location(f"gracecl_plugin_{file.stem}", file)
-                if spec is None or spec.loader is None:
-                    raise ImportError("not a Python file")
-                # Dataclasses look for the names in their annotations in sys.modules.
-                module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-                spec.loader.exec_module(module)
-            else:
-                importlib.import_module(name)
-        except (ImportError, OSError, SyntaxError, ValueError, TypeError) as error:
-            raise UserError(f"cannot import the plugin '{name}' ({error}); give a module name or a .py file") from None

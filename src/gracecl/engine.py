@@ -76,6 +76,9 @@ class Engine:
         new = Incoming(x.to(self.device, non_blocking=True), labels, sources, self.progress, fresh)
         outcome: Outcome | None = None
         notes: dict[str, Tensor] = {}
+        if self.device.type == "cuda":
+            # What compiled graphs returned in the last step may be overwritten from here on.
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         with rng.torch_seed(self.seed, "torch", self.progress.step, device=self.device):
             for repeat in range(self.method.repeats):
                 plan = self.method.plan(new, self.memories, self._rng("plan", repeat))
@@ -200,6 +203,10 @@ class Engine:
         self.net.load_state_dict(state["net"])
         self.method.load_state_dict(state["method"])
         self.optimiser.load_state_dict(state["optimiser"])
+        for parameter, moments in self.optimiser.state.items():
+            for name, value in moments.items():
+                if value.shape == parameter.shape:  # fused optimisers walk through both in the order of their memory
+                    moments[name] = torch.empty_like(parameter).copy_(value)
         self.memories.load_state_dict(state["memories"])
         self.scaler.load_state_dict(state["scaler"])
 

@@ -18,7 +18,7 @@ from gracecl.engine import Precision
 from gracecl.errors import UserError
 from gracecl.evaluate import seen_scores
 from gracecl.method import Method
-from gracecl.recipe import Recipe
+from gracecl.recipe import Layout, Recipe
 
 Images = Tensor | npt.NDArray[Any]
 Labels = Tensor | npt.NDArray[Any] | Sequence[int]
@@ -48,6 +48,7 @@ class Learner:
         seed: int = 0,
         device: str = "auto",
         precision: Precision = "fp32",
+        layout: Layout = "contiguous",
     ) -> None:
         """`mean` and `std` are those of the pixels scaled to [0, 1], per channel; the default is 1/2 and 1/4."""
         if classes < 1:
@@ -55,7 +56,7 @@ class Learner:
         if len(shape) != 3 or min(shape) < 1:
             raise UserError(f"shape is (channels, height, width), all at least 1, not {tuple(shape)}")
         name = method if isinstance(method, str) else repr(method)
-        self.recipe = Recipe(name, net, memory, seed, taps, augment, optimiser, device, precision)
+        self.recipe = Recipe(name, net, memory, seed, taps, augment, optimiser, device, precision, layout=layout)
         self.classes, self.shape = classes, tuple(shape)
         self.mean = tuple(map(float, mean)) if mean is not None else (0.5,) * shape[0]
         self.std = tuple(map(float, std)) if std is not None else (0.25,) * shape[0]
@@ -98,7 +99,7 @@ class Learner:
     def save(self, path: str | Path) -> None:
         """Everything needed to go on exactly from here, in one file."""
         data = {"classes": self.classes, "shape": self.shape, "mean": self.mean, "std": self.std}
-        recipe = {name: value for name, value in asdict(self.recipe).items() if name not in ("device", "compile")}
+        recipe = {name: value for name, value in asdict(self.recipe).items() if name not in ("device", "compile", "cuda_graphs")}
         checkpoint.save(Path(path), {"learner": data | recipe, "task": self._task, "engine": self.engine.state_dict()})
 
     @classmethod

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
+from torch import nn
 
 from gracecl import nets, optim, rng, spec
 from gracecl.augment import Pixels
 from gracecl.engine import Engine, Precision
 from gracecl.errors import UserError
 from gracecl.memory import Memories
+from gracecl.nets import TappedNet
 from gracecl.registry import nearest
+
+Layout = Literal["contiguous", "channels_last"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,10 @@ class Recipe:
     """of forward and losses"""
     compile: bool = False
     """let torch.compile fuse the backbone"""
+    cuda_graphs: bool = False
+    """compile, and replay the backbone's kernels as CUDA graphs"""
+    layout: Layout = "contiguous"
+    """how maps lie in memory; channels_last has faster convolutions and other rounding"""
 
     def __post_init__(self) -> None:
         spec.check_fields(self, "the learner")
@@ -47,7 +56,13 @@ class Recipe:
         method, device = spec.parse_method(self.method), device_of(self.device)
         with rng.torch_seed(self.seed, "net"):
             net = nets.build(self.net, shape, classes, Pixels(mean, std, device), nets.taps_for(method, self.taps)).to(device)
-        if self.compile:
+        if self.layout == "channels_last":
+            net = channels_last(net, device)
+        if self.cuda_graphs:
+            if device.type != "cuda":
+                raise UserError(f"--cuda-graphs needs a GPU, and this learner is on the {device.type}; leave it out")
+            net.backbone.compile(mode="reduce-overhead")
+        elif self.compile:
             net.backbone.compile()
         memories = Memories(self.memory, shape, device)
         return Engine(
@@ -59,6 +74,19 @@ class Recipe:
             optimiser=self.optimiser,
             precision=self.precision,
         )
+
+
+def channels_last(net: TappedNet, device: torch.device) -> TappedNet:
+    """The net with its weights, and hence its maps, in the layout that has all channels of a pixel side by side."""
+    if device.type == "cpu":
+        for part in net.modules():
+            # PyTorch 2.13's oneDNN writes outside its buffers in the backward pass of such a convolution.
+            narrow = isinstance(part, nn.Conv2d) and part.kernel_size == (1, 1) and part.stride != (1, 1) and part.in_channels < 8
+            if narrow:
+                raise UserError(
+                    "--layout channels_last is unsafe on a CPU for fewer than 8 channels; use a wider net or contiguous"
+                )
+    return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 def device_of(name: str) -> torch.device:

@@ -15,6 +15,7 @@ import ast
 import difflib
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
@@ -92,6 +93,35 @@ class Registry:
                 f"unknown {self.kind} '{name}'{nearest(key, self.names())} ('gracecl list {self.kind}s' prints all of them)"
             )
         return self.loaded[key]
+
+
+def load_plugins(names: Iterable[str]) -> tuple[str, ...]:
+    """Imports modules by name or by file, so that what they register is known; returns names that hold in any folder."""
+    return tuple(_load_plugin(name) for name in names)
+
+
+def _load_plugin(name: str) -> str:
+    file = Path(name).resolve()
+    try:
+        if file.suffix != ".py":
+            importlib.import_module(name)
+            return name
+        module_name = f"gracecl_plugin_{file.stem}"
+        if getattr(sys.modules.get(module_name), "__file__", None) == str(file):
+            return str(file)
+        spec = importlib.util.spec_from_file_location(module_name, file)
+        if spec is None or spec.loader is None:
+            raise ImportError("not a Python file")
+        # Dataclasses look for the names in their annotations in sys.modules.
+        module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[module_name]
+            raise
+        return str(file)
+    except (ImportError, OSError, SyntaxError, ValueError, TypeError) as error:
+        raise UserError(f"cannot import the plugin '{name}' ({error}); give a module name or a .py file") from None
 
 
 def _registered_names(node: ast.ClassDef | ast.FunctionDef) -> list[str]:

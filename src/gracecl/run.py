@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from gracecl import __version__, checkpoint, report, spec, streams
+from gracecl import __version__, checkpoint, registry, report, spec, streams
 from gracecl.errors import UserError
 from gracecl.recipe import Recipe, device_of
 from gracecl.record import Recorder
@@ -51,11 +51,70 @@ class RunConfig(Recipe):
             raise UserError("--memory and --eval-every cannot be negative, --checkpoint-every must be at least 1")
         return replace(self, method=repr(spec.parse_method(self.method)), device=str(device_of(self.device)))
 
+    @property
+    def title(self) -> str:
+        return f"{self.method}, seed {self.seed}"
+
     def folder(self, out: Path) -> Path:
         """`<out>/<stream>/<method>/<hash>/<seed>`; the hash tells configurations apart, whatever their seed."""
         identity = {name: value for name, value in asdict(self).items() if name not in ("seed", "checkpoint_every")}
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
         return out / _as_name(self.stream) / _as_name(self.method) / digest / str(self.seed)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A run to carry out: its configuration, its folder, and where its data and the user's own code are."""
+
+    config: RunConfig
+    folder: Path
+    data_root: str | Path | None = None
+    plugins: tuple[str, ...] = ()
+    """modules and files that register what the configuration names"""
+
+    @classmethod
+    def new(cls, config: RunConfig, out: Path, data_root: str | Path | None = None, plugins: tuple[str, ...] = ()) -> Work:
+        """A configuration in its place below `out`, where an earlier attempt may have begun it."""
+        config = config.canonical()
+        return cls(config, config.folder(out), data_root, plugins)
+
+    @classmethod
+    def begun(cls, folder: Path, data_root: str | Path | None = None, plugins: tuple[str, ...] = ()) -> Work:
+        """The run that a folder holds, with the data and the plugins it noted there unless others are given."""
+        file = folder / "config.json"
+        try:
+            written = json.loads(file.read_text(encoding="utf-8"))
+            config = RunConfig(**{field.name: written[field.name] for field in fields(RunConfig)})
+        except FileNotFoundError:
+            raise UserError(f"{folder} holds no run (no config.json); give the folder that 'gracecl run' printed") from None
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{file} is damaged; start the run anew with 'gracecl run'") from None
+        noted = {name: folder / name for name in ("data_root", "plugins")}
+        texts = {name: file.read_text(encoding="utf-8") if file.exists() else "" for name, file in noted.items()}
+        return cls(config, folder, data_root or texts["data_root"] or None, plugins or tuple(texts["plugins"].splitlines()))
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "summary.json").exists()
+
+    @property
+    def threads(self) -> int | None:
+        """The number that the run was begun with and keeps; None before that."""
+        try:
+            return int(json.loads((self.folder / "config.json").read_bytes())["threads"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def carry_out(self, watch: Watch | None = None, threads: int | None = None) -> Path:
+        """To its end from the last checkpoint, or from the beginning if there is none; `threads` are for a run that begins."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make the run's folder ({error}); choose another --out") from None
+        with _locked(self.folder):
+            if not self.finished:
+                _train(replace(self, plugins=registry.load_plugins(self.plugins)), watch or Watch(), threads)
+        return self.folder
 
 
 class Interrupted(KeyboardInterrupt):
@@ -64,34 +123,12 @@ class Interrupted(KeyboardInterrupt):
 
 def run(config: RunConfig, out: Path, data_root: str | Path | None = None, watch: Watch | None = None) -> Path:
     """Runs a configuration to its end, continuing where an earlier attempt stopped, and returns its folder."""
-    config = config.canonical()
-    folder = config.folder(out)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the run's folder ({error}); choose another --out") from None
-    with _locked(folder):
-        if not (folder / "summary.json").exists():
-            _train(config, folder, data_root, watch or Watch())
-    return folder
+    return Work.new(config, out, data_root).carry_out(watch)
 
 
 def resume(folder: Path, data_root: str | Path | None = None, watch: Watch | None = None) -> Path:
     """Continues the run in a folder from its last checkpoint, or from the beginning if there is none."""
-    file = folder / "config.json"
-    try:
-        written = json.loads(file.read_text(encoding="utf-8"))
-        config = RunConfig(**{field.name: written[field.name] for field in fields(RunConfig)})
-    except FileNotFoundError:
-        raise UserError(f"{folder} holds no run (no config.json); give the folder that 'gracecl run' printed") from None
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{file} is damaged; start the run anew with 'gracecl run'") from None
-    with _locked(folder):
-        if not (folder / "summary.json").exists():
-            noted = folder / "data_root"
-            found_at = noted.read_text(encoding="utf-8") if noted.exists() else None
-            _train(config, folder, data_root or found_at, watch or Watch())
-    return folder
+    return Work.begun(folder, data_root).carry_out(watch)
 
 
 def build(config: RunConfig, record: Path, data_root: str | Path | None = None, keep_until: int = 0) -> Trainer:
@@ -104,7 +141,8 @@ def build(config: RunConfig, record: Path, data_root: str | Path | None = None, 
     return Trainer(engine, stream.to(engine.device), Recorder(record, keep_until), config.eval_every)
 
 
-def _train(config: RunConfig, folder: Path, data_root: str | Path | None, watch: Watch) -> None:
+def _train(work: Work, watch: Watch, threads: int | None) -> None:
+    config, folder = work.config, work.folder
     for left in (*folder.glob("*.part"), *folder.glob(".tmp*")):  # of a process that was killed while it wrote
         left.unlink()
     saved = folder / "checkpoint.safetensors"
@@ -112,11 +150,12 @@ def _train(config: RunConfig, folder: Path, data_root: str | Path | None, watch:
     if state is not None and "trainer" not in state:
         raise UserError(f"{saved} is not the checkpoint of a run; delete it to start this run anew")
     at = state["trainer"]["engine"]["progress"]["step"] if state else 0
-    trainer = build(config, folder / "metrics.jsonl", data_root, keep_until=at)
-    with closing(trainer.recorder), _threads((state or {}).get("threads", torch.get_num_threads())):
+    trainer = build(config, folder / "metrics.jsonl", work.data_root, keep_until=at)
+    begun_with = state.get("threads") if state else work.threads
+    with closing(trainer.recorder), _threads(begun_with or threads or torch.get_num_threads()):
         if state is not None:
             _restore(trainer, state, saved)
-        _write_config(config, folder, trainer, data_root)
+        _write_config(work, trainer)
         _finish(trainer, config, saved, watch)
     timing = vars(trainer.timing) | {"steps": len(trainer.stream)}
     checkpoint.write_atomically(folder / "timing.json", lambda beside: beside.write_text(json.dumps(timing, indent=1)))
@@ -144,25 +183,29 @@ def _finish(trainer: Trainer, config: RunConfig, saved: Path, watch: Watch) -> N
         checkpoint.save(saved, state)
 
     last_save = time.monotonic()
-    with _stop_requests() as stopped, watch.following(trainer, f"{config.method}, seed {config.seed}"):
+    with stop_requests() as stopped, watch.following(trainer, config.title):
         while not trainer.done:
             trainer.step()
             watch.advance()
             if stopped:
                 save()
-                again = f"gracecl resume {shlex.quote(str(saved.parent))}"
-                raise Interrupted(f"stopped after step {trainer.at} of {len(trainer.stream)}; continue with: {again}")
+                where = f"stopped after step {trainer.at} of {len(trainer.stream)}"
+                raise Interrupted(f"{where}; continue with: {resume_command(saved.parent)}")
             late = time.monotonic() - last_save > SECONDS_BETWEEN_CHECKPOINTS
             if late or trainer.at % config.checkpoint_every == 0 or trainer.done:
                 save()
                 last_save = time.monotonic()
 
 
-def _write_config(config: RunConfig, folder: Path, trainer: Trainer, data_root: str | Path | None) -> None:
+def resume_command(folder: Path) -> str:
+    return f"gracecl resume {shlex.quote(str(folder))}"
+
+
+def _write_config(work: Work, trainer: Trainer) -> None:
     """What was asked for and what it became, for the report and for whoever finds the folder."""
     engine = trainer.engine
     described: dict[str, Any] = {
-        **asdict(config),
+        **asdict(work.config),
         "stream_hash": trainer.stream.hash,
         "stream_steps": len(trainer.stream),
         "tasks": len(trainer.stream.marks),
@@ -174,10 +217,12 @@ def _write_config(config: RunConfig, folder: Path, trainer: Trainer, data_root: 
         "versions": {"gracecl": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "threads": torch.get_num_threads(),
     }
-    if data_root is not None:
-        (folder / "data_root").write_text(str(Path(data_root).resolve()), encoding="utf-8")
+    if work.data_root is not None:
+        (work.folder / "data_root").write_text(str(Path(work.data_root).resolve()), encoding="utf-8")
+    if work.plugins:
+        (work.folder / "plugins").write_text("\n".join(work.plugins), encoding="utf-8")
     text = json.dumps(described, indent=1)
-    checkpoint.write_atomically(folder / "config.json", lambda beside: beside.write_text(text, encoding="utf-8"))
+    checkpoint.write_atomically(work.folder / "config.json", lambda beside: beside.write_text(text, encoding="utf-8"))
 
 
 def commit() -> str | None:
@@ -206,12 +251,15 @@ def _threads(number: int) -> Iterator[None]:
 
 
 @contextmanager
-def _stop_requests() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM fill the list instead of breaking off mid-step; a second one breaks off."""
+def stop_requests() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM fill the list instead of breaking off mid-step; another Ctrl-C breaks off.
+
+    Another SIGTERM does not: whoever ends a whole group of processes sends one to each, and a parent may tell its children too.
+    """
     received: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        if received:
+        if received and number == signal.SIGINT:
             raise KeyboardInterrupt
         received.append(number)
 

@@ -1,17 +1,39 @@
-"""Progress of a run: a bar with rate and time left on a terminal, a plain line now and then elsewhere."""
+"""Progress of runs: bars with rate and time left on a terminal, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from gracecl.trainer import Trainer
 
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_LOOKS = 1.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is."""
+
+    title: str
+    at: int
+    total: int
+    rate: float
+    """steps a second since it was started or resumed"""
+    state: Sequence[str]
+    """accuracy and entropies, as words"""
+
+    @property
+    def seconds_left(self) -> float:
+        return (self.total - self.at) / self.rate if self.rate else 0.0
+
+    def __str__(self) -> str:
+        step = f"{self.title}: step {self.at} of {self.total}"
+        return ", ".join([step, f"{self.rate:.1f}/s", f"{self.seconds_left:.0f} s left", *self.state])
 
 
 class Watch:
@@ -25,69 +47,29 @@ class Watch:
         """Called after each step."""
 
 
-class LiveWatch(Watch):
-    """On a terminal a bar, elsewhere lines; both show step, rate, time left, accuracy and the entropy of each layer."""
-
-    def __init__(self) -> None:
-        self._bar: Any = None
+class Follower(Watch):
+    """Knows where its run is."""
 
     @contextmanager
     def following(self, trainer: Trainer, title: str) -> Iterator[None]:
         self.trainer, self.title = trainer, title
-        self.began = self.looked = self.said = time.monotonic()
+        self.began = self.looked = time.monotonic()
         self.from_step = trainer.at
-        if not sys.stderr.isatty():
-            self._bar = None
-            yield
-            self._say()
-            return
-        from rich import progress
-        from rich.console import Console, Group
-        from rich.live import Live
-        from rich.table import Column
-        from rich.text import Text
+        yield
 
-        # In a narrow terminal a long title is folded; the numbers stay whole.
-        self._bar = progress.Progress(
-            progress.TextColumn("{task.description}", table_column=Column(overflow="fold"), markup=False),
-            progress.BarColumn(bar_width=24),
-            progress.MofNCompleteColumn(table_column=Column(no_wrap=True)),
-            progress.TextColumn("{task.fields[rate]}"),
-            progress.TimeRemainingColumn(table_column=Column(no_wrap=True)),
-        )
-        self._task = self._bar.add_task(title, total=len(trainer.stream), completed=trainer.at, rate="")
-        self._line = Text()
-        with Live(Group(self._bar, self._line), console=Console(stderr=True)):
-            yield
-            self._refresh()
-
-    def advance(self) -> None:
+    def due(self, seconds: float) -> bool:
+        """Whether the last look is so long ago; if so, this is one."""
         now = time.monotonic()
-        if self._bar is not None:
-            if now - self.looked >= SECONDS_BETWEEN_LOOKS:
-                self.looked = now
-                self._refresh()
-        elif now - self.said >= SECONDS_BETWEEN_LINES:
-            self.said = now
-            self._say()
+        if now - self.looked < seconds:
+            return False
+        self.looked = now
+        return True
 
-    @property
-    def rate(self) -> float:
-        return (self.trainer.at - self.from_step) / max(time.monotonic() - self.began, 1e-9)
-
-    def _refresh(self) -> None:
+    def progress(self) -> Progress:
         # Fetches the last tables from the device; once a second that costs nothing.
         self.trainer.recorder.flush()
-        self._bar.update(self._task, completed=self.trainer.at, rate=f"{self.rate:.1f}/s")
-        self._line.plain = ", ".join(self._state())
-
-    def _say(self) -> None:
-        self.trainer.recorder.flush()
-        total = len(self.trainer.stream)
-        left = (total - self.trainer.at) / self.rate if self.rate else 0.0
-        parts = [f"{self.title}: step {self.trainer.at} of {total}", f"{self.rate:.1f}/s", f"{left:.0f} s left", *self._state()]
-        sys.stderr.write(", ".join(parts) + "\n")
-        sys.stderr.flush()
+        rate = (self.trainer.at - self.from_step) / max(time.monotonic() - self.began, 1e-9)
+        return Progress(self.title, self.trainer.at, len(self.trainer.stream), rate, self._state())
 
     def _state(self) -> list[str]:
         """The headline accuracy of the last evaluation, the running accuracy on the step's images, the entropies."""
@@ -101,3 +83,160 @@ class LiveWatch(Watch):
         if "log/H" in latest:
             parts.append("H " + " ".join(f"{value:.2f}" for value in latest["log/H"]))
         return parts
+
+
+class LiveWatch(Follower):
+    """On a terminal a bar, elsewhere lines; both show step, rate, time left, accuracy and the entropy of each layer."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    @contextmanager
+    def following(self, trainer: Trainer, title: str) -> Iterator[None]:
+        with super().following(trainer, title):
+            if not sys.stderr.isatty():
+                self._bar = None
+                yield
+                say(str(self.progress()))
+                return
+            from rich.console import Console, Group
+            from rich.live import Live
+            from rich.text import Text
+
+            self._bar = _bars()
+            self._task = self._bar.add_task(title, total=len(trainer.stream), completed=trainer.at, rate="", left="-:--:--")
+            self._line = Text()
+            with Live(Group(self._bar, self._line), console=Console(stderr=True)):
+                yield
+                self._refresh()
+
+    def advance(self) -> None:
+        if self._bar is None:
+            if self.due(SECONDS_BETWEEN_LINES):
+                say(str(self.progress()))
+        elif self.due(SECONDS_BETWEEN_LOOKS):
+            self._refresh()
+
+    def _refresh(self) -> None:
+        progress = self.progress()
+        self._bar.update(self._task, **_of_bar(progress))
+        self._line.plain = ", ".join(progress.state)
+
+
+class Reporter(Follower):
+    """Tells somebody else where the run is, about once a second."""
+
+    def __init__(self, tell: Callable[[Progress], None]) -> None:
+        self.tell = tell
+
+    @contextmanager
+    def following(self, trainer: Trainer, title: str) -> Iterator[None]:
+        with super().following(trainer, title):
+            self.tell(self.progress())
+            yield
+            self.tell(self.progress())
+
+    def advance(self) -> None:
+        if self.due(SECONDS_BETWEEN_LOOKS):
+            self.tell(self.progress())
+
+
+class Board:
+    """Several runs at once: on a terminal a bar for each and one for all, elsewhere lines that name their run."""
+
+    def __init__(self, total: int, ended: int) -> None:
+        self.total, self.ended = total, ended
+        self.began = time.monotonic()
+        self._to_do = total - ended
+        self._first: dict[Hashable, float] = {}
+        """of each run the part that was done when it was first looked at"""
+        self._part: dict[Hashable, float] = {}
+        """and the part that is done now"""
+        self._state: dict[Hashable, Sequence[str]] = {}
+        self._said: dict[Hashable, float] = {}
+        self._bars: Any = None
+        self._tasks: dict[Hashable, Any] = {}
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        if not sys.stderr.isatty():
+            yield
+            return
+        from rich import progress
+        from rich.console import Console, Group
+        from rich.live import Live
+
+        self._bars, self._all = _bars(), progress.Progress("{task.description}", progress.BarColumn(bar_width=24))
+        self._overall = self._all.add_task(self._so_far(), total=self.total, completed=self.ended)
+        with Live(Group(self._bars, self._all), console=Console(stderr=True)) as live:
+            # What is said meanwhile goes through the display, which keeps it above the bars.
+            self._print = live.console.print
+            yield
+
+    def show(self, run: Hashable, progress: Progress) -> None:
+        """A run is somewhere."""
+        self._part[run] = progress.at / max(progress.total, 1)
+        self._first.setdefault(run, self._part[run])
+        self._state[run] = progress.state
+        if self._bars is None:
+            now = time.monotonic()
+            if now - self._said.setdefault(run, now) >= SECONDS_BETWEEN_LINES:
+                self._said[run] = now
+                self.say(str(progress))
+            return
+        if run not in self._tasks:
+            self._tasks[run] = self._bars.add_task(progress.title, total=progress.total, rate="", left="")
+        self._bars.update(self._tasks[run], **_of_bar(progress))
+        self._all.update(self._overall, description=self._so_far())
+
+    def end(self, run: Hashable, text: str, finished: bool) -> None:
+        """A run has come to its end, or will not."""
+        self.ended += 1
+        self._part[run] = 1.0
+        self._first[run] = self._first.get(run, 0.0) if finished else 1.0  # how soon a run fails says nothing about the others
+        self.say(", ".join([text, *self._state.get(run, []), self._so_far()]) if finished else text)
+        if self._bars is not None:
+            if run in self._tasks:
+                self._bars.remove_task(self._tasks.pop(run))
+            self._all.update(self._overall, completed=self.ended, description=self._so_far())
+
+    def say(self, text: str) -> None:
+        if self._bars is None:
+            say(text)
+        else:
+            self._print(text, markup=False, highlight=False)
+
+    def _so_far(self) -> str:
+        """`3 of 10 runs, ~12 min left`, as if all runs took about the same time."""
+        text = f"{self.ended} of {self.total} runs"
+        found = sum(self._first.values())
+        done = sum(self._part.values()) - found
+        if done <= 0 or self.ended == self.total:
+            return text
+        seconds = (time.monotonic() - self.began) / done * (self._to_do - found - done)
+        return f"{text}, ~{seconds:.0f} s left" if seconds < 100 else f"{text}, ~{seconds / 60:.0f} min left"
+
+
+def say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _bars() -> Any:
+    from rich import progress
+    from rich.table import Column
+
+    # In a narrow terminal a long title is folded; the numbers stay whole.
+    return progress.Progress(
+        progress.TextColumn("{task.description}", table_column=Column(overflow="fold"), markup=False),
+        progress.BarColumn(bar_width=24),
+        progress.MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        progress.TextColumn("{task.fields[rate]}"),
+        progress.TextColumn("{task.fields[left]}", table_column=Column(no_wrap=True)),
+    )
+
+
+def _of_bar(progress: Progress) -> dict[str, Any]:
+    minutes, seconds = divmod(round(progress.seconds_left), 60)
+    left = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if progress.rate else "-:--:--"
+    return {"completed": progress.at, "rate": f"{progress.rate:.1f}/s", "left": left}

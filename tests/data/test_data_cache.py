@@ -173,8 +173,15 @@ def test_abandoned_drafts_are_swept(tmp_path, reads):
     assert new.exists()
 
 
-def test_several_at_once(tmp_path):
-    layouts.cifar10(tmp_path)
+def test_several_at_once(tmp_path, reads, monkeypatch):
+    """One decodes, the others wait for it."""
+    quick = Cifar10.read
+
+    def slow(self, folder):
+        time.sleep(0.2)
+        return quick(self, folder)
+
+    monkeypatch.setattr(Cifar10, "read", slow)
     prints = []
     threads = [threading.Thread(target=lambda: prints.append(load("cifar10", tmp_path).fingerprint)) for _ in range(4)]
     for thread in threads:
@@ -183,6 +190,7 @@ def test_several_at_once(tmp_path):
         thread.join()
     assert len(prints) == 4
     assert len(set(prints)) == 1
+    assert len(reads) == 1
     assert len(list((tmp_path / ".gracecl-cache").iterdir())) == 1
 
 

@@ -1,1 +1,66 @@
-"""`gracecl bench`: what gracecl costs, as ratios measured side by side. One module per part."""
+"""`gracecl bench`: what gracecl costs, as ratios measured side by side. One module per part, each with `rows(quick)`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from gracecl.bench.measure import Row
+from gracecl.errors import UserError
+from gracecl.registry import nearest
+
+PARTS = {
+    "steps": "a step against the same arithmetic written by hand; the tapped net against the plain one; augmentation",
+    "passes": "evaluation and class means against one forward",
+    "memory": "time and bytes of the memory as it grows",
+    "runs": "recording and checkpoints; two runs side by side",
+    "startup": "how soon the command answers",
+    "roofline": "arithmetic per second against a large matrix product",
+    "avalanche": "Avalanche's replay against ours (needs the extra gracecl[avalanche])",
+    "choices": "layouts, precisions, compilation, optimisers, threads and allocators against the defaults",
+}
+TEXTS = {
+    "profile": "where the time of a step goes, by operation",
+    "cost": "seconds per step as a model, and what the paper's tables would cost here and on GPUs",
+}
+DEFAULT = ("steps", "passes", "memory", "runs", "startup", "roofline", "avalanche")
+
+
+def chosen(names: Iterable[str]) -> list[str]:
+    """The parts that were asked for, or all that have aims; what needs an extra only if it is there."""
+    names = list(dict.fromkeys(names))
+    known = PARTS | TEXTS
+    for name in names:
+        if name not in known:
+            raise UserError(f"unknown part '{name}'{nearest(name, known)} (known: {', '.join(known)})")
+    if names:
+        return names
+    from gracecl.bench import avalanche
+
+    return [name for name in DEFAULT if name != "avalanche" or avalanche.installed()]
+
+
+def rows(part: str, quick: bool) -> Iterator[Row]:
+    module = importlib.import_module(f"gracecl.bench.{part}")
+    yield from module.rows(quick)
+
+
+def text(part: str, quick: bool) -> str:
+    """Markdown of a part that is more than ratios."""
+    module = importlib.import_module(f"gracecl.bench.{part}")
+    return str(module.text(quick))
+
+
+def write(path: Path, measured: Iterable[Row]) -> None:
+    """A list of rows; each also says on which machine and with which versions it was measured."""
+    from gracecl.bench.machine import machine, versions
+
+    where = {"machine": machine(), "versions": versions()}
+    content = [asdict(row) | {"met": row.met} | where for row in measured]
+    try:
+        path.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error}); choose another --json") from None

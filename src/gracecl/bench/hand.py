@@ -15,17 +15,18 @@ STREAM_BATCH = 10
 
 
 class ReplayLoop:
-    """Experience replay without any library: slices of a stream, a reservoir in two tensors, one forward, one Adam step."""
+    """Experience replay without any library: slices of a stream, a reservoir in two tensors, one forward, one step of Adam."""
 
     def __init__(self, net: nn.Module, images: Tensor, labels: Tensor, pixels: Pixels, memory: int, n_recall: int) -> None:
         self.net, self.images, self.labels, self.pixels, self.n_recall = net, images, labels, pixels, n_recall
-        self.optimiser = torch.optim.Adam(net.parameters(), lr=1e-3, weight_decay=1e-4, fused=True)
+        self.optimiser = adam(net)
         self.rng = np.random.default_rng(0)
-        self.memory_x, self.memory_y = images[:memory].clone(), labels[:memory].clone()
+        rows = torch.arange(memory) % len(images)
+        self.memory_x, self.memory_y = images[rows], labels[rows]
         self.offered, self.at = 2 * memory, 0
 
     def step(self) -> None:
-        start = self.at % (len(self.images) - STREAM_BATCH)
+        start = self.at % (len(self.images) - STREAM_BATCH + 1)
         self.at += STREAM_BATCH
         x, y = self.images[start : start + STREAM_BATCH], self.labels[start : start + STREAM_BATCH]
         slots = torch.from_numpy(self.rng.choice(len(self.memory_x), self.n_recall, replace=False))
@@ -41,15 +42,27 @@ class ReplayLoop:
                 self.memory_x[slot], self.memory_y[slot] = x[image], y[image]
 
 
+def two_layers(inputs: int, width: int, classes: int) -> nn.Module:
+    """The net that `mlp(width, depth=2)` is, in PyTorch's own words."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, classes)
+    )
+
+
 def bare_step(net: nn.Module, logits: Callable[[], Tensor], y: Tensor) -> Callable[[], None]:
     """Forward, mean cross-entropy, backward and optimiser on ready tensors, and nothing else."""
-    optimiser = torch.optim.Adam(net.parameters(), lr=1e-3, weight_decay=1e-4, fused=True)
+    optimiser = adam(net)
 
     def step() -> None:
         scores = logits()
-        loss = F.cross_entropy(scores.flatten(0, -2), y.repeat(len(scores)) if scores.dim() == 3 else y)
+        loss = F.cross_entropy(scores.flatten(0, 1), y.repeat(len(scores)))
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
 
     return step
+
+
+def adam(net: nn.Module) -> torch.optim.Optimizer:
+    """As the learner's default."""
+    return torch.optim.Adam(net.parameters(), lr=1e-3, weight_decay=1e-4, fused=True)

@@ -26,14 +26,21 @@ class Row:
     """first quartile"""
     high: float
     """third quartile"""
-    aim: float
+    aim: float | None = None
+    """None for a figure that is told and not judged"""
     sense: Sense = "at most"
     repeats: int = 1
     details: dict[str, Any] = field(default_factory=dict)
     """whatever else was measured: seconds of both sides, FLOPs"""
 
+    def __str__(self) -> str:
+        aim = "" if self.aim is None else f", aim {self.sense} {self.aim:g}: {'met' if self.met else 'missed'}"
+        return f"{self.name:<46} {self.ratio:7.3f} ({self.low:.3f} to {self.high:.3f}){aim}"
+
     @property
-    def met(self) -> bool:
+    def met(self) -> bool | None:
+        if self.aim is None:
+            return None
         return self.ratio <= self.aim if self.sense == "at most" else self.ratio >= self.aim
 
 
@@ -43,7 +50,7 @@ def compare(
     against: str,
     ours: Callable[[], Any],
     theirs: Callable[[], Any],
-    aim: float,
+    aim: float | None,
     *,
     repeats: int,
     inner: int = 1,
@@ -58,7 +65,7 @@ def compare(
     return row(name, what, against, a / b / divide_by, aim, sense=sense, **(measured | details))
 
 
-def row(name: str, what: str, against: str, ratios: Any, aim: float, *, sense: Sense = "at most", **details: Any) -> Row:
+def row(name: str, what: str, against: str, ratios: Any, aim: float | None, *, sense: Sense = "at most", **details: Any) -> Row:
     """The row for ratios that were measured already."""
     ratios = np.atleast_1d(np.asarray(ratios, dtype=np.float64))
     low, middle, high = np.quantile(ratios, [0.25, 0.5, 0.75])

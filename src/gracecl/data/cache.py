@@ -1,11 +1,13 @@
 """Decoding is done once: the arrays of a data set kept on disk, and mapped into memory when they are large.
 
 An entry is a folder with four `.npy` files and `entry.json`. It is written under another name and renamed when
-complete, it is used only if the key of its source files still matches, and one that is damaged is made again.
+complete, it is used only if the key of its source files still matches, and one that is damaged is made again. Of
+several processes that need an entry at once, one decodes and the others wait for it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -14,7 +16,8 @@ import shutil
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,15 +78,37 @@ def decoded(
     limit = mmap_limit(mmap_bytes)
     if (ready := _opened(entry, key, limit)) is not None:
         return ready
-    contents = read()
-    try:
-        _write(entry, key, contents, extent, title)
-    except OSError as error:
-        log.warning("cannot keep the decoded images in %s (%s); going on without, so the next start decodes again", entry, error)
-    else:
+    with _alone_in(entry.parent):
         if (ready := _opened(entry, key, limit)) is not None:
             return ready
+        contents = read()
+        try:
+            _write(entry, key, contents, extent, title)
+        except OSError as error:
+            log.warning(
+                "cannot keep the decoded images in %s (%s); going on without, so the next start decodes again", entry, error
+            )
+        else:
+            if (ready := _opened(entry, key, limit)) is not None:
+                return ready
     return _in_memory(contents, extent, title)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Waits until no other process decodes into the folder; where that cannot be known, each works for itself."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        yield
+        return
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _opened(entry: Path, key: str, limit: int) -> Decoded | None:

@@ -1,0 +1,73 @@
+"""What a run costs beyond its steps, and what two runs side by side gain."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from gracecl import checkpoint, streams
+from gracecl.bench.measure import Row, row, timed
+from gracecl.bench.scene import Scene
+from gracecl.bench.workers import Setting, seconds_in_turns, workers
+from gracecl.record import Recorder
+from gracecl.trainer import Trainer
+from gracecl.watch import Reporter
+
+STEPS_PER_CHECKPOINT = 500
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    yield bookkeeping(4 if quick else 20, quick)
+    for width, aim in ((4, 1.5),) if quick else ((8, 1.5), (20, None)):
+        yield side_by_side(width, aim, quick)
+
+
+def bookkeeping(width: int, quick: bool) -> Row:
+    """Timed by itself and added to the step: a hundredth of a step could not be told from two noisy runs."""
+    scene = Scene("mose()", f"resnet18(width={width})")
+    outcome = scene.step()
+    assert outcome is not None
+    watch = Reporter(lambda progress: None)
+    with tempfile.TemporaryDirectory() as folder, closing(Recorder(Path(folder) / "metrics.jsonl")) as recorder:
+        trainer = Trainer(scene.engine, streams.build("split-digits", seed=0), recorder)
+
+        def steps_of_a_checkpoint() -> None:
+            for step in range(STEPS_PER_CHECKPOINT):
+                recorder.step(step, 0, outcome)
+                watch.advance()
+            recorder.flush()
+            checkpoint.save(Path(folder) / "checkpoint.safetensors", trainer.state_dict())
+
+        with watch.following(trainer, "benchmark"):
+            pairs = [(timed(steps_of_a_checkpoint) / STEPS_PER_CHECKPOINT, timed(scene.step)) for _ in range(2 if quick else 15)]
+    extra, step = np.array(pairs).T
+    return row(
+        f"recording, progress, checkpoints, width {width}",
+        f"a mose step with its record, its progress and its share of a checkpoint every {STEPS_PER_CHECKPOINT} steps",
+        "the step alone",
+        1 + extra / step,
+        aim=1.01,
+        seconds=float(np.median(extra + step)),
+        seconds_against=float(np.median(step)),
+    )
+
+
+def side_by_side(width: int, aim: float | None, quick: bool) -> Row:
+    """Runs per hour: two processes with one thread each, as `gracecl run` chooses, against one with two threads."""
+    one, two = (Setting("mose()", f"resnet18(width={width})", threads) for threads in (1, 2))
+    with workers([one, one, two]) as (first, second, alone):
+        both, single = seconds_in_turns([[first, second], [alone]], 2 if quick else 9, 2 if quick else 3)
+    return row(
+        f"two runs side by side, width {width}",
+        "mose steps per hour of two runs at once with one thread each",
+        "of one run with two threads",
+        single[0] / both[0] + single[0] / both[1],
+        aim=aim,
+        sense="at least",
+        seconds=float(np.median(both)),
+        seconds_against=float(np.median(single)),
+    )

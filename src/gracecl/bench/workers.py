@@ -1,0 +1,121 @@
+"""Processes that step when told to: for settings that only a process of its own can have, such as threads and the allocator."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+CHILD = "from gracecl.bench.workers import serve; serve()"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a process steps on, and how it is set up."""
+
+    method: str
+    net: str
+    threads: int
+    scene: dict[str, Any] = field(default_factory=dict)
+    """further arguments of `Scene`"""
+    launcher: bool = True
+    """whether it makes the launcher's settings before torch is loaded"""
+
+
+class Worker:
+    """A process with a learner in the middle of its stream. It is told numbers of steps and answers with seconds per step."""
+
+    def __init__(self, setting: Setting) -> None:
+        # Without what this process was launched with: each worker makes its own settings.
+        environment = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_NUM_THREADS")}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self._tell(asdict(setting))
+        self.warmup_seconds = self.seconds()
+        """of the first two steps, with whatever is compiled in them"""
+
+    def start(self, steps: int) -> None:
+        self._tell(steps)
+
+    def seconds(self) -> float:
+        """Waits for the steps that were started; seconds that each of them took."""
+        assert self._process.stdout is not None
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError("a process of the benchmark ended before its time; what it said stands above")
+        return float(answer)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def _tell(self, order: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+
+
+@contextmanager
+def workers(settings: Sequence[Setting]) -> Iterator[list[Worker]]:
+    found: list[Worker] = []
+    try:
+        for setting in settings:
+            found.append(Worker(setting))
+        yield found
+    finally:
+        for worker in found:
+            worker.close()
+
+
+def seconds_in_turns(
+    groups: Sequence[Sequence[Worker]], repeats: int, steps: int
+) -> list[list[np.ndarray[Any, np.dtype[np.float64]]]]:
+    """Seconds a step, for each worker of each group and each repeat. The workers of a group run at once, the groups in turns."""
+    taken = [[np.zeros(repeats) for _ in group] for group in groups]
+    for repeat in range(repeats):
+        order = range(len(groups)) if repeat % 2 == 0 else reversed(range(len(groups)))
+        for number in order:
+            for worker in groups[number]:
+                worker.start(steps)
+            for place, worker in enumerate(groups[number]):
+                taken[number][place][repeat] = worker.seconds()
+    return taken
+
+
+def serve() -> None:
+    """What a worker does all its life."""
+    setting = Setting(**json.loads(sys.stdin.readline()))
+    if setting.launcher:
+        from gracecl import launch
+
+        launch.prepare()
+    import torch
+
+    from gracecl.bench.scene import Scene
+
+    torch.set_num_threads(setting.threads)
+    scene = Scene(setting.method, setting.net, **setting.scene)
+    answer(2 * seconds_per_step(scene.step, 2))
+    for line in sys.stdin:
+        answer(seconds_per_step(scene.step, int(line)))
+
+
+def seconds_per_step(step: Callable[[], Any], steps: int) -> float:
+    started = time.perf_counter()
+    for _ in range(steps):
+        step()
+    return (time.perf_counter() - started) / steps
+
+
+def answer(seconds: float) -> None:
+    sys.stdout.write(f"{seconds}\n")
+    sys.stdout.flush()
