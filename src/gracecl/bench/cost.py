@@ -183,8 +183,9 @@ class CostReport:
             "### Hours for the paper's tables\n\n"
             f"This CPU: estimated from the model above, {self.machine['cores']} runs at once on as many cores, as if none slowed "
             f"another. GPUs: **estimated from FLOPs, not measured**, one run at a time, at an assumed {PLAIN:.0%} of the vendor's "
-            f"peak in fp32 and {TENSOR:.0%} on tensor cores, but no step in less than an assumed {1e3 * HOST_SECONDS:.0f} ms. The paper's own times, in mixed precision, amount to these shares of the fp32 peak of {PAPER_GPU}: "
-            f"{used}. Runs that two tables share are counted in both. {NOT_MODELLED}\n\n"
+            f"peak in fp32 and {TENSOR:.0%} on tensor cores, no step in less than an assumed {1e3 * HOST_SECONDS:.0f} ms. The "
+            f"paper's own times, in mixed precision, amount to these shares of the fp32 peak of {PAPER_GPU}: {used}. Runs that two tables "
+            f"share are counted in both. {NOT_MODELLED}\n\n"
             + markdown_table(
                 "table, data, width, methods, runs, million steps, million images learned, PFLOP, this CPU, "
                 + ", ".join(gpu.name for gpu in GPUS),

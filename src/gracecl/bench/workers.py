@@ -51,6 +51,7 @@ class Worker:
         assert self._process.stdout is not None
         answer = self._process.stdout.readline()
         if not answer:
+            self.close()
             raise RuntimeError("a process of the benchmark ended before its time; what it said stands above")
         return float(answer)
 

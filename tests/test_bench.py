@@ -1,0 +1,199 @@
+"""The benchmark measures what it says it does. How fast anything is, no test asserts."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gracecl import bench, cli
+from gracecl.bench import choices, hand, profile, runs, steps, workers
+from gracecl.bench.measure import Row, compare, in_turns, row
+from gracecl.bench.scene import Scene
+from gracecl.errors import UserError
+
+
+def test_two_things_are_timed_in_turns_and_neither_always_first() -> None:
+    order: list[str] = []
+    first, second = in_turns(lambda: order.append("a"), lambda: order.append("b"), repeats=3, inner=2, warmup=1)
+    assert "".join(order) == "ab" + "aabb" + "bbaa" + "aabb"
+    assert len(first) == len(second) == 3
+    assert gc.isenabled()
+
+
+def test_a_row_is_the_median_of_paired_ratios() -> None:
+    found = row("n", "w", "a", [1.0, 2.0, 9.0, 3.0, 4.0], 3.0)
+    assert (found.ratio, found.low, found.high, found.repeats) == (3.0, 2.0, 4.0, 5)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "aim", "sense", "met"),
+    [(1.1, 1.2, "at most", True), (1.3, 1.2, "at most", False), (1.3, 1.2, "at least", True), (1.1, 1.2, "at least", False)],
+)
+def test_aims_are_met_in_their_sense(ratio: float, aim: float, sense: str, met: bool) -> None:
+    found = row("n", "w", "a", ratio, aim, sense=sense)  # type: ignore[arg-type]
+    assert found.met is met
+    assert ("met" if met else "missed") in str(found)
+
+
+def test_a_figure_without_an_aim_is_neither_met_nor_missed() -> None:
+    found = row("n", "w", "a", 1.0, None)
+    assert found.met is None
+    assert "met" not in str(found)
+    assert "missed" not in str(found)
+
+
+def test_an_expected_ratio_is_divided_out() -> None:
+    work = {"n": 0}
+
+    def ours() -> None:
+        work["n"] += sum(range(40_000))
+
+    one = compare("n", "w", "a", ours, ours, 1.0, repeats=9)
+    half = compare("n", "w", "a", ours, ours, 1.0, repeats=9, divide_by=4.0)
+    assert half.ratio < one.ratio / 2
+
+
+def test_the_loop_by_hand_does_the_same_arithmetic_as_er() -> None:
+    """The same weights give the same scores and loss, and both see as many images and keep as many."""
+    scene = Scene("er(n_recall=10)", "mlp(width=100, depth=2)", 500, steps.DIGIT, 10, augment="none")
+    plain = hand.two_layers(64, 100, 10)
+    state = scene.engine.net.state_dict()
+    names = ["backbone.hidden.0", "backbone.hidden.1", "classifier"]
+    for layer, name in zip([1, 3, 5], names, strict=True):
+        weight, bias = state[f"{name}.weight"], state[f"{name}.bias"]
+        flat = weight.dim() == 2
+        plain[layer].weight.data.copy_(weight if flat else weight[0].T)
+        plain[layer].bias.data.copy_(bias if flat else bias[0, 0])
+    x = scene.engine.net.pixels.normalise(scene.images[:20])
+    torch.testing.assert_close(plain(x), scene.engine.net(x).logits[0])
+    loop = steps.by_hand(scene, plain, 500, n_recall=10)
+    loop.step()
+    assert scene.images_per_step() == 20 == loop.n_recall + hand.STREAM_BATCH
+    assert len(loop.memory_x) == len(scene.engine.memories.replay) == 500
+
+
+@pytest.mark.parametrize(("method", "images"), [("mose()", 384), ("grace(mose())", 384), ("er()", 74)])
+def test_scenes_are_in_the_middle_of_their_stream(method: str, images: int) -> None:
+    scene = Scene(method, "resnet18(width=2)", memory=300)
+    memory = scene.engine.memories.replay
+    assert memory.filled == 300
+    assert memory.offered == 600
+    assert len(np.unique(memory.tasks)) == 5
+    assert scene.images_per_step() == images
+
+
+def test_flops_are_those_of_the_convolutions() -> None:
+    """A 3×3 convolution of c channels on n maps of h × w is 2·9·c²·n·h·w forward, twice that backward."""
+    net = Scene("er", "resnet18(width=4)", memory=10, taps=1).engine.net
+    x = torch.randn(2, 3, 32, 32)
+    stage = [4 * 4 * 9 * 32 * 32 * 4]
+    for c, side in ((4, 16), (8, 8), (16, 4)):
+        stage += [(2 * c * c * 9 + 3 * (2 * c) ** 2 * 9 + 2 * c * c) * side * side]
+    stem = 3 * 4 * 9 * 32 * 32
+    forward_and_backward = 2 * 2 * (3 * sum(stage) + 2 * stem)  # no gradient is asked for the images
+    assert steps.convolution_flops(net, x) == forward_and_backward
+
+
+def test_unknown_parts_are_refused_with_a_hint() -> None:
+    with pytest.raises(UserError, match="did you mean 'steps'"):
+        bench.chosen(["stpes"])
+
+
+def test_all_parts_exist() -> None:
+    for name in (*bench.PARTS, *bench.TEXTS):
+        assert bench.chosen([name]) == [name]
+        assert (Path(bench.__file__).parent / f"{name}.py").exists()
+
+
+def test_the_command_writes_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "bench.json"
+    assert cli.call(["bench", "passes", "roofline", "--quick", "--json", str(file)]) == 0
+    rows = json.loads(file.read_text(encoding="utf-8"))
+    printed = capsys.readouterr().out
+    assert [row["name"] for row in rows] == ["evaluation", "class means", "roofline, width 4"]
+    for found in rows:
+        assert found.keys() >= {"name", "ratio", "aim", "met", "low", "high", "machine", "versions"}
+        assert found["name"] in printed
+        assert found["ratio"] > 0
+        assert found["versions"]["torch"] == torch.__version__
+    assert rows[0]["met"] == (rows[0]["ratio"] <= rows[0]["aim"])
+
+
+@pytest.mark.parametrize("arguments", [["--json", "missing/bench.json"], ["--threads", "0"], ["nothing"]])
+def test_mistakes_are_told_before_anything_is_measured(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.call(["bench", *arguments]) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_bookkeeping_adds_to_a_step() -> None:
+    assert runs.bookkeeping(2, quick=True).ratio > 1
+
+
+def test_workers_answer_with_seconds_and_end() -> None:
+    setting = workers.Setting("er()", "mlp()", 1, {"shape": (1, 8, 8), "classes": 10, "memory": 50})
+    with workers.workers([setting, setting]) as pair:
+        taken = workers.seconds_in_turns([pair], repeats=2, steps=2)
+        processes = [worker._process for worker in pair]
+    assert all(value > 0 for seconds in taken[0] for value in seconds)
+    assert all(process.poll() is not None for process in processes)
+
+
+def test_a_worker_that_fails_is_told() -> None:
+    with pytest.raises(RuntimeError, match="ended before its time"):
+        workers.Worker(workers.Setting("no_such_method()", "mlp()", 1))
+
+
+def test_choices_are_compared_with_the_default() -> None:
+    found: list[Row] = [*choices.optimisers(quick=True), choices.gather_buffer(quick=True)]
+    assert all(item.aim is None and item.ratio > 0 for item in found)
+
+
+def test_the_profile_names_operations() -> None:
+    text = profile.text(quick=True)
+    assert "384 images" in text
+    assert "aten::convolution_backward" in text
+
+
+FAULTS = """
+import resource, torch
+from gracecl import launch
+if {prepared}:
+    launch.prepare()
+torch.set_num_threads(1)
+for _ in range(20):  # until the heap has grown to what is needed
+    torch.ones(12_000_000)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    torch.ones(12_000_000)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a setting of glibc")
+def test_the_launcher_keeps_freed_memory() -> None:
+    """Ten tensors of 48 MB one after the other: each brings its pages anew, unless freed memory is kept."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+
+    def faults(prepared: bool) -> int:
+        code = FAULTS.format(prepared=prepared)
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    assert faults(prepared=True) < faults(prepared=False) / 10
+
+
+@pytest.mark.parametrize(("name", "value"), [("GOMP_SPINCOUNT", "7"), ("OMP_WAIT_POLICY", "active")])
+def test_the_launcher_leaves_the_users_settings_alone(name: str, value: str) -> None:
+    code = "import os; from gracecl import launch; launch.prepare(); print(os.environ.get('GOMP_SPINCOUNT'))"
+    clean = {key: kept for key, kept in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    for environment, expected in ((clean, "10000"), (clean | {name: value}, "7" if name == "GOMP_SPINCOUNT" else "None")):
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == expected
