@@ -90,18 +90,6 @@ def test_scenes_are_in_the_middle_of_their_stream(method: str, images: int) -> N
     assert scene.images_per_step() == images
 
 
-def test_flops_are_those_of_the_convolutions() -> None:
-    """A 3×3 convolution of c channels on n maps of h × w is 2·9·c²·n·h·w forward, twice that backward."""
-    net = Scene("er", "resnet18(width=4)", memory=10, taps=1).engine.net
-    x = torch.randn(2, 3, 32, 32)
-    stage = [4 * 4 * 9 * 32 * 32 * 4]
-    for c, side in ((4, 16), (8, 8), (16, 4)):
-        stage += [(2 * c * c * 9 + 3 * (2 * c) ** 2 * 9 + 2 * c * c) * side * side]
-    stem = 3 * 4 * 9 * 32 * 32
-    forward_and_backward = 2 * 2 * (3 * sum(stage) + 2 * stem)  # no gradient is asked for the images
-    assert steps.convolution_flops(net, x) == forward_and_backward
-
-
 def test_unknown_parts_are_refused_with_a_hint() -> None:
     with pytest.raises(UserError, match="did you mean 'steps'"):
         bench.chosen(["stpes"])

@@ -48,7 +48,7 @@ class Learner:
         seed: int = 0,
         device: str = "auto",
         precision: Precision = "fp32",
-        layout: Layout = "contiguous",
+        layout: Layout = "auto",
     ) -> None:
         """`mean` and `std` are those of the pixels scaled to [0, 1], per channel; the default is 1/2 and 1/4."""
         if classes < 1:

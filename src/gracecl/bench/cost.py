@@ -170,7 +170,7 @@ class CostReport:
 
     def _ratios(self) -> str:
         rows = ([row.what, row.against, f"{row.ratio:.3f}", f"{row.low:.3f} to {row.high:.3f}"] for row in self.ratios)
-        return "### What a step hardly depends on\n\n" + markdown_table("seconds of, over those of, ratio, quartiles", rows)
+        return "### Classes, memory, images only scored\n\n" + markdown_table("seconds of, over those of, ratio, quartiles", rows)
 
     def _tables(self) -> str:
         used = ", ".join(f"{name} {share:.0%}" for name, share in paper_utilisation().items())
@@ -178,14 +178,15 @@ class CostReport:
         for cost in self.tables:
             which = cost.table, f"{cost.data}, {cost.side}×{cost.side}", cost.width, cost.methods, cost.runs
             amounts = f"{cost.steps / 1e6:.2f}", f"{cost.learned / 1e6:,.0f}", f"{cost.petaflops:,.0f}"
-            rows.append((*which, *amounts, *(f"{hours:,.1f}" for hours in (cost.cpu_hours, *cost.gpu_hours.values()))))
+            hours = (f"{h:,.1f}" if h < 100 else f"{h:,.0f}" for h in (cost.cpu_hours, *cost.gpu_hours.values()))
+            rows.append((*which, *amounts, *hours))
         return (
             "### Hours for the paper's tables\n\n"
             f"This CPU: estimated from the model above, {self.machine['cores']} runs at once on as many cores, as if none slowed "
             f"another. GPUs: **estimated from FLOPs, not measured**, one run at a time, at an assumed {PLAIN:.0%} of the vendor's "
             f"peak in fp32 and {TENSOR:.0%} on tensor cores, no step in less than an assumed {1e3 * HOST_SECONDS:.0f} ms. The "
-            f"paper's own times, in mixed precision, amount to these shares of the fp32 peak of {PAPER_GPU}: {used}. Runs that two tables "
-            f"share are counted in both. {NOT_MODELLED}\n\n"
+            f"paper's own times, in mixed precision, amount to these shares of the fp32 peak of {PAPER_GPU}: {used}. Runs that "
+            f"two tables share are counted in both. {NOT_MODELLED}\n\n"
             + markdown_table(
                 "table, data, width, methods, runs, million steps, million images learned, PFLOP, this CPU, "
                 + ", ".join(gpu.name for gpu in GPUS),

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from gracecl import augment, rng
 from gracecl.bench.hand import ReplayLoop, two_layers
 from gracecl.bench.measure import Row, compare
 from gracecl.bench.scene import CIFAR, Scene
+from gracecl.bench.step_model import CLASSES, load
 
 DIGIT = (1, 8, 8)
 MOSE_IMAGES = 384
@@ -104,7 +104,7 @@ def taps(width: int, quick: bool) -> Row:
     """What gates and separable chains cost beyond their share of the arithmetic."""
     tapped, plain = (Scene("er", f"resnet18(width={width})", memory=10, taps=taps).engine.net for taps in (4, 1))
     x = torch.randn(32 if quick else MOSE_IMAGES, *CIFAR)
-    flops = [convolution_flops(net, x) for net in (tapped, plain)]
+    flops = [load(width, taps, CIFAR[1], CLASSES).flops for taps in (4, 1)]
     return compare(
         f"tapped net against plain, width {width}",
         "forward + backward of ResNet-18 with four taps, beyond the ratio of their FLOPs",
@@ -115,8 +115,8 @@ def taps(width: int, quick: bool) -> Row:
         repeats=2 if quick else 15 if width < 64 else 5,
         divide_by=flops[0] / flops[1],
         flops_ratio=flops[0] / flops[1],
-        gflop=flops[0] / 1e9,
-        gflop_against=flops[1] / 1e9,
+        gflop=len(x) * flops[0] / 1e9,
+        gflop_against=len(x) * flops[1] / 1e9,
     )
 
 
@@ -162,10 +162,3 @@ def forward_backward(net: nn.Module, x: torch.Tensor) -> None:
     for parameter in net.parameters():
         parameter.grad = None
     net(x).logits.square().mean().backward()
-
-
-def convolution_flops(net: nn.Module, x: torch.Tensor) -> int:
-    """Forward and backward of the convolutions; the few products elsewhere are an implementation's choice."""
-    with FlopCounterMode(display=False) as counter:
-        forward_backward(net, x)
-    return sum(flops for operation, flops in counter.get_flop_counts()["Global"].items() if "convolution" in str(operation))
