@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # Two test processes with one thread each are faster here than one with two.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: install demo test check fix clean
+.PHONY: install demo test bench check fix clean
 
 install: $(VENV)/.installed
 
@@ -19,6 +19,10 @@ demo: install  ## train er, mose and grace on the embedded digits, print a table
 
 test: install  ## all tests
 	$(TEST)
+
+bench: install  ## ratios of what gracecl costs, into runs/bench.json; half an hour on two cores
+	mkdir -p runs
+	$(BIN)/gracecl bench --json runs/bench.json
 
 check: install  ## formatting, style, types, import order
 	$(BIN)/ruff format --check src tests

@@ -6,7 +6,7 @@ plan: which images, by block  →  gather (bytes)  →  views, augmented on the 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -162,6 +162,8 @@ class Engine:
         return Taps.join([self.net(batch.x[span]) for span in spans])
 
     def _autocast(self) -> AbstractContextManager[Any]:
+        if self.precision == "fp32" and not torch.is_autocast_enabled(self.device.type):  # of the program around the learner
+            return nullcontext()
         return torch.autocast(self.device.type, dtype=DTYPES.get(self.precision), enabled=self.precision != "fp32")
 
     def _rng(self, purpose: str, repeat: int = 0) -> np.random.Generator:

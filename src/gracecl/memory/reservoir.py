@@ -70,11 +70,12 @@ class Memory:
             if name not in self.notes:
                 self.notes[name] = torch.zeros((self.capacity, *value.shape[1:]), dtype=value.dtype, device=device)
             self.notes[name][where] = value.detach().index_select(0, which)
-        occupied = self.labels[slots] >= 0
-        self._by_label.move(slots, self.labels[slots], labels[rows], occupied)
-        self._by_task.move(slots, self.tasks[slots], np.full(len(rows), task), occupied)
-        self.labels[slots], self.tasks[slots] = labels[rows], task
-        self.filled = max(self.filled, int(slots.max()) + 1)
+        places, old, new = slots.tolist(), self.labels[slots].tolist(), labels[rows]
+        occupied = [label >= 0 for label in old]
+        self._by_label.move(places, old, new.tolist(), occupied)
+        self._by_task.move(places, self.tasks[slots].tolist(), [task] * len(places), occupied)
+        self.labels[slots], self.tasks[slots] = new, task
+        self.filled = max(self.filled, max(places) + 1)
 
     def draw(
         self,
@@ -153,12 +154,12 @@ class Buckets:
     def size(self, key: int) -> int:
         return len(self._slots.get(key, ()))
 
-    def move(self, slots: Ints, old: Ints, new: Ints, occupied: np.typing.NDArray[np.bool_]) -> None:
+    def move(self, slots: list[int], old: list[int], new: list[int], occupied: list[bool]) -> None:
         """Takes the occupied slots out of their buckets `old` and puts all of them into `new`.
 
         Plain Python over the slots just written: at most a stream batch of them, and ever fewer as the reservoir fills.
         """
-        for slot, leave, key, was_in in zip(slots.tolist(), old.tolist(), new.tolist(), occupied.tolist(), strict=True):
+        for slot, leave, key, was_in in zip(slots, old, new, occupied, strict=True):
             if was_in:
                 bucket, hole = self._slots[leave], int(self.place[slot])
                 last = bucket.pop()
