@@ -7,12 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import tyro
-from tyro.conf import Positional
-
 from gracecl import launch
 from gracecl.errors import UserError, sentence
-from gracecl.registry import load_plugins
+from gracecl.registry import load_plugins, nearest
 from gracecl.spec import parse_numbers
 
 if TYPE_CHECKING:
@@ -28,21 +25,19 @@ def main() -> None:
 
 def call(arguments: Sequence[str]) -> int:
     """Runs the command and returns its exit code: 0, 1 for a fault, 2 for a mistake the user can mend, 130 when interrupted."""
-    verbs: dict[str, Callable[..., int | None]] = {
-        "run": run,
-        "resume": resume,
-        "report": write_report,
-        "list": list_names,
-        "data": manage_data,
-        "bench": benchmark,
-    }
+    if not arguments:
+        print(overview(), file=sys.stderr)
+        return 2
+    if arguments[0] in ("-h", "--help"):
+        print(overview())
+        return 0
+    verb, *others = arguments
     try:
-        code = tyro.extras.subcommand_cli_from_dict(
-            verbs,
-            args=list(arguments),
-            prog="gracecl",
-            description="Online continual learning with layer-wise feedback.",
-        )
+        if verb not in VERBS:
+            raise UserError(f"there is no 'gracecl {verb}'{nearest(verb, VERBS)} (there are: {', '.join(VERBS)})")
+        import tyro
+
+        code = tyro.cli(VERBS[verb], prog=f"gracecl {verb}", args=others)
     except UserError as error:
         print(f"gracecl: {error}", file=sys.stderr)
         return 2
@@ -57,8 +52,24 @@ def call(arguments: Sequence[str]) -> int:
     return code or 0
 
 
+def overview() -> str:
+    """What `gracecl --help` prints. The parser that explains each verb takes a while to load and is not needed for it."""
+    lines = [f"  {verb:<8} {(function.__doc__ or '').splitlines()[0]}" for verb, function in VERBS.items()]
+    return "\n".join(
+        [
+            "usage: gracecl VERB ...",
+            "",
+            "Online continual learning with layer-wise feedback.",
+            "",
+            *lines,
+            "",
+            "gracecl VERB --help explains a verb and its options.",
+        ]
+    )
+
+
 def run(
-    methods: Positional[tuple[str, ...]],
+    methods: tuple[str, ...],
     /,
     stream: str = "split-cifar100",
     memory: int = 1000,
@@ -144,7 +155,7 @@ def run(
     return conclude(out, run_all(works, number_of(jobs), threads))
 
 
-def resume(folder: Positional[Path], /, data: Path | None = None, plugin: tuple[str, ...] = (), jobs: str = "auto") -> int:
+def resume(folder: Path, /, data: Path | None = None, plugin: tuple[str, ...] = (), jobs: str = "auto") -> int:
     """Continue every unfinished run in a folder or below it.
 
     Args:
@@ -163,7 +174,7 @@ def resume(folder: Positional[Path], /, data: Path | None = None, plugin: tuple[
     return conclude(folder, run_all([Work.begun(run, data, plugins) for run in found], number_of(jobs)))
 
 
-def write_report(folder: Positional[Path], /) -> None:
+def write_report(folder: Path, /) -> None:
     """Compare the runs below a folder: a table here, report.md and comparison.png there.
 
     Args:
@@ -177,7 +188,7 @@ def write_report(folder: Positional[Path], /) -> None:
     show(folder, [run.path for run in runs])
 
 
-def list_names(kind: Positional[Literal["methods", "streams", "nets", "datasets"]], /, plugin: tuple[str, ...] = ()) -> None:
+def list_names(kind: Literal["methods", "streams", "nets", "datasets"], /, plugin: tuple[str, ...] = ()) -> None:
     """Print the names there are, a line each.
 
     Args:
@@ -202,8 +213,8 @@ def list_names(kind: Positional[Literal["methods", "streams", "nets", "datasets"
 
 
 def manage_data(
-    action: Positional[Literal["get", "check"]],
-    name: Positional[str],
+    action: Literal["get", "check"],
+    name: str,
     /,
     data: Path | None = None,
     url: str | None = None,
@@ -248,9 +259,7 @@ def conclude(out: Path, outcomes: Sequence[Outcome]) -> int:
     return 1 if any(outcome.end == "crashed" for outcome in others) else 2
 
 
-def benchmark(
-    parts: Positional[tuple[str, ...]] = (), /, quick: bool = False, json: Path | None = None, threads: int | None = None
-) -> None:
+def benchmark(parts: tuple[str, ...] = (), /, quick: bool = False, json: Path | None = None, threads: int | None = None) -> None:
     """Measure what gracecl costs, as ratios: ours against a yardstick, in turns, median and quartiles.
 
     PART is one of steps, passes, memory, runs, startup, roofline, avalanche (these by default, the last if it is installed),
@@ -305,3 +314,13 @@ def show(out: Path, folders: Sequence[Path]) -> None:
     for folder in folders:
         print(folder)
     print(f"{out / 'report.md'} and {out / 'comparison.png'} compare them; each folder has matrix.png, layers.png and losses.png")
+
+
+VERBS: dict[str, Callable[..., int | None]] = {
+    "run": run,
+    "resume": resume,
+    "report": write_report,
+    "list": list_names,
+    "data": manage_data,
+    "bench": benchmark,
+}

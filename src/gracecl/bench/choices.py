@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,9 +29,9 @@ def rows(quick: bool) -> Iterator[Row]:
     }
     for name, recipe in list(tried.items())[: 1 if quick else None]:
         yield against_default(name, Setting(default.method, default.net, ALL, recipe), default, quick)
-    yield against_default(
-        "system's malloc and spinning threads", Setting(default.method, default.net, ALL, launcher=False), default, quick
-    )
+    for net in (default.net,) if quick else (default.net, "resnet18(width=64)"):
+        launched, plain = (Setting(default.method, net, ALL, launcher=launcher) for launcher in (True, False))
+        yield against_default("system's malloc", plain, launched, quick)
     yield from threads(quick)
 
 
@@ -56,32 +55,11 @@ def against_default(name: str, tried: Setting, default: Setting, quick: bool) ->
 
 
 def threads(quick: bool) -> Iterator[Row]:
-    """One thread against two, alone and while another program keeps a core busy."""
+    """One thread against two."""
     nets = [("er()", "mlp()", {"shape": (1, 8, 8), "classes": 10}), ("mose()", "resnet18(width=8)", {})]
     for method, net, scene in nets if quick else [*nets, ("mose()", "resnet18(width=20)", {})]:
         one, two = (Setting(method, net, number, scene) for number in (1, ALL))
         yield against_default("one thread", one, two, quick)
-    method, net, scene = nets[0]
-    ours, system = (Setting(method, net, ALL, scene, launcher=launcher) for launcher in (True, False))
-    with another_program():
-        yield against_default("threads that sleep soon, on a busy machine", ours, system, quick)
-
-
-class another_program:
-    """Keeps one core busy, as a browser or a second experiment does."""
-
-    def __enter__(self) -> None:
-        self._process = multiprocessing.get_context("fork").Process(target=_busy, daemon=True)
-        self._process.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.join()
-
-
-def _busy() -> None:
-    while True:
-        pass
 
 
 def optimisers(quick: bool) -> Iterator[Row]:

@@ -17,7 +17,7 @@ BATCH = 256
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    width, tests, repeats = (4, 200, 2) if quick else (20, 2000, 7)
+    width, tests, repeats = (4, 200, 2) if quick else (20, 2000, 15)
     scene = Scene("mose()", f"resnet18(width={width})")
     engine, memory = scene.engine, scene.engine.memories.replay
     rng = np.random.default_rng(1)

@@ -27,15 +27,14 @@ class Setting:
     scene: dict[str, Any] = field(default_factory=dict)
     """further arguments of `Scene`"""
     launcher: bool = True
-    """whether it makes the launcher's settings before torch is loaded"""
+    """whether it keeps freed memory, as the command does"""
 
 
 class Worker:
     """A process with a learner in the middle of its stream. It is told numbers of steps and answers with seconds per step."""
 
     def __init__(self, setting: Setting) -> None:
-        # Without what this process was launched with: each worker makes its own settings.
-        environment = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_NUM_THREADS")}
+        environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         self._process = subprocess.Popen(
             [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
