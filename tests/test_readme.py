@@ -27,6 +27,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.xdist_group("readme")  # one process, for each command finds what the one before it made
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command(command: str, workplace: Path) -> None:
     program, *arguments = shlex.split(command)
