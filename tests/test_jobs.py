@@ -293,7 +293,7 @@ def test_an_unexpected_error_shows_its_traceback_once(side_by_side: Seen) -> Non
 
 
 def test_what_a_run_prints_is_passed_on_with_its_name(side_by_side: Seen) -> None:
-    """Of a child that takes one run after the other, the name may already be the next one's: the words come through another pipe."""
+    """The name may already be that of the child's next run: the words come through a pipe of their own."""
     assert re.search(r"^odd\(.*\), seed \d: a plugin that prints$", side_by_side.err, flags=re.MULTILINE)
 
 
