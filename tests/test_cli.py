@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
-import pty
 import re
 import resource
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +17,7 @@ import torch
 
 from gracecl import cli, registry, watch
 from gracecl.registry import methods
+from terminal import terminal
 
 SMALL = {
     "--stream": "split-digits(size=8, classes='0-3', tasks=2)",
@@ -369,27 +367,12 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(tmp_path: Path, monk
 
 def test_progress_is_a_bar_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the usual width: steps, rate and time left beside the bar, accuracy and the entropy of each layer below it."""
-    master, slave = pty.openpty()
-    for name, value in (("TERM", "xterm"), ("COLUMNS", "80"), ("LINES", "40")):
-        monkeypatch.setenv(name, value)
     monkeypatch.setattr(watch, "SECONDS_BETWEEN_LOOKS", 0.0)
-    shown: list[bytes] = []
-
-    def read() -> None:
-        with contextlib.suppress(OSError):  # the other side is closed
-            while text := os.read(master, 4096):
-                shown.append(text)
-
-    reader = threading.Thread(target=read)
-    reader.start()
     method = "grace(mose(), entropy_mode='deviation')"
-    with open(slave, "w") as terminal, monkeypatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
-        patch.setattr(sys, "stderr", terminal)
+    with terminal(monkeypatch, columns=80) as seen, contextlib.redirect_stdout(io.StringIO()):
         code = cli.call(["run", method, *(word for pair in SMALL.items() for word in pair), "--out", str(tmp_path)])
-    reader.join(timeout=30)
-    os.close(master)
     assert code == 0
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", b"".join(shown).decode())
+    text = seen.text
     assert "━" in text
     assert re.search(r" 0/3 .* -:--:--", text), "no bar before the first step"
     *_, state, _ = re.split(r"[\r\n]+", text)

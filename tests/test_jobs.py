@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import os
-import pty
 import re
 import shutil
 import signal
@@ -24,10 +23,11 @@ import torch
 
 from gracecl import cli, jobs, watch
 from gracecl.jobs import Outcome, run_all, share
-from gracecl.registry import datasets, methods
+from gracecl.registry import datasets, load_plugins, methods
 from gracecl.run import Interrupted, RunConfig, Work
 from gracecl.watch import Progress
 from stopping import StopAfter
+from terminal import terminal
 from test_run import assert_same_run, gracecl, records, saved_step
 
 PLUGIN = '''from __future__ import annotations
@@ -238,6 +238,7 @@ def side_by_side(in_turn: Path, plugin: Path, tmp_path_factory: pytest.TempPathF
     """The three good runs and three that fail, two at a time."""
     out = tmp_path_factory.mktemp("side_by_side")
     kinds = [("none", 0), ("refuse", 0), ("die", 0), ("none", 1), ("crash", 0), ("none", 2), ("none", 0)]
+    load_plugins([str(plugin)])
     names = {kind: "odd" if kind == "none" else f"odd(trouble='{kind}')" for kind, _ in kinds}
     works = [Work.new(RunConfig(method=names[kind], seed=seed, **SETTINGS), out, plugins=(str(plugin),)) for kind, seed in kinds]
     err, table, verdict = io.StringIO(), io.StringIO(), io.StringIO()
@@ -329,6 +330,7 @@ def test_a_second_ctrl_c_ends_everything_at_once(plugin: Path, tmp_path: Path, m
         children.extend(child for child in children_of(os.getpid()) if child not in children)
         os.kill(os.getpid(), signal.SIGINT)
 
+    load_plugins([str(plugin)])
     fingers = threading.Thread(target=press_twice)
     fingers.start()
     works = [Work.new(RunConfig(method="odd", seed=seed, **SETTINGS), tmp_path, plugins=(str(plugin),)) for seed in range(3)]
@@ -542,20 +544,7 @@ def test_a_resumed_run_counts_only_for_what_is_left_of_it(monkeypatch: pytest.Mo
 
 
 def test_on_a_terminal_there_is_a_bar_for_each_run_and_one_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    master, slave = pty.openpty()
-    for name, value in (("TERM", "xterm"), ("COLUMNS", "100"), ("LINES", "40")):
-        monkeypatch.setenv(name, value)
-    shown: list[bytes] = []
-
-    def read() -> None:
-        with contextlib.suppress(OSError):  # the other side is closed
-            while text := os.read(master, 4096):
-                shown.append(text)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    with open(slave, "w") as terminal, monkeypatch.context() as patch:
-        patch.setattr(sys, "stderr", terminal)
+    with terminal(monkeypatch, columns=100) as seen:
         board = watch.Board(total=3, ended=1)
         with board.shown():
             board.show("a run", at(0, rate=0.0))
@@ -563,9 +552,7 @@ def test_on_a_terminal_there_is_a_bar_for_each_run_and_one_for_all(monkeypatch: 
             board.show("a run", at(40))
             board.say("something [to] say")
             board.end("another", "mose(), seed 1: finished", finished=True)
-    reader.join(timeout=30)
-    os.close(master)
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", b"".join(shown).decode())
+    text = seen.text
     last = re.split(r"[\r\n]+", text.strip())[-2:]
     assert re.fullmatch(r"er\(\), seed 0 +[━╸╺ ]+ +40/100 2\.0/s 0:00:30 *", last[0]), text
     assert re.fullmatch(r"2 of 3 runs, ~\d+ s left +[━╸╺ ]+ *", last[1]), text

@@ -152,7 +152,7 @@ def _train(work: Work, watch: Watch, threads: int | None) -> None:
     at = state["trainer"]["engine"]["progress"]["step"] if state else 0
     trainer = build(config, folder / "metrics.jsonl", work.data_root, keep_until=at)
     begun_with = state.get("threads") if state else work.threads
-    with closing(trainer.recorder), _threads(begun_with or threads or torch.get_num_threads()):
+    with closing(trainer.recorder), with_threads(begun_with or threads or torch.get_num_threads()):
         if state is not None:
             _restore(trainer, state, saved)
         _write_config(work, trainer)
@@ -240,7 +240,7 @@ def commit() -> str | None:
 
 
 @contextmanager
-def _threads(number: int) -> Iterator[None]:
+def with_threads(number: int) -> Iterator[None]:
     """Sums are split among threads, so a run keeps to the number it began with: that is part of "the same bits"."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)

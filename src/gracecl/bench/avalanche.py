@@ -23,6 +23,7 @@ from torch.utils.data import Dataset
 
 from gracecl import optim, rng, streams
 from gracecl.augment import Pixels
+from gracecl.bench.hand import two_layers
 from gracecl.bench.measure import Row, in_turns, row, timed
 from gracecl.errors import UserError
 from gracecl.recipe import Recipe
@@ -119,7 +120,7 @@ class AvalancheReplay:
 
         self.steps = steps
         self.buffer = ReservoirSamplingBuffer(max_size=memory)
-        self.net = plain_mlp(stream)
+        self.net = two_layers(int(np.prod(stream.data.shape)), WIDTH, stream.data.classes)
         self.strategy = Naive(
             model=self.net,
             optimizer=optim.build(OPTIMISER, list(self.net.parameters())),
@@ -174,13 +175,6 @@ class NormalisedImages(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.images[index], self.targets[index]
-
-
-def plain_mlp(stream: Stream) -> nn.Sequential:
-    """The layers of our `mlp`, without taps."""
-    inputs = int(np.prod(stream.data.shape))
-    hidden = [nn.Linear(inputs, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU()]
-    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(WIDTH, stream.data.classes))
 
 
 def installed() -> bool:

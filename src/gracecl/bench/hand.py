@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gracecl.augment import Pixels
-
-STREAM_BATCH = 10
+from gracecl.bench.scene import STREAM_BATCH
+from gracecl.nets import TappedNet
 
 
 class ReplayLoop:
@@ -49,13 +49,13 @@ def two_layers(inputs: int, width: int, classes: int) -> nn.Module:
     )
 
 
-def bare_step(net: nn.Module, logits: Callable[[], Tensor], y: Tensor) -> Callable[[], None]:
-    """Forward, mean cross-entropy, backward and optimiser on ready tensors, and nothing else."""
+def bare_step(net: TappedNet, x: Tensor) -> Callable[[], None]:
+    """Forward, mean cross-entropy, backward and optimiser on ready images, and nothing else."""
     optimiser = adam(net)
+    y = torch.randint(0, net.classes, (len(x),)).repeat(net.layers)
 
     def step() -> None:
-        scores = logits()
-        loss = F.cross_entropy(scores.flatten(0, 1), y.repeat(len(scores)))
+        loss = F.cross_entropy(net(x).logits.flatten(0, 1), y)
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 Sense = Literal["at most", "at least"]
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,15 @@ def row(name: str, what: str, against: str, ratios: Any, aim: float | None, *, s
     return Row(name, what, against, float(middle), float(low), float(high), aim, sense, len(ratios), details)
 
 
+def added_row(name: str, what: str, added: Floats, step: Floats, aim: float) -> Row:
+    """The row for something too small to be seen in whole steps: timed by itself, told as a step with it against one without."""
+    whole, alone = float(np.median(step + added)), float(np.median(step))
+    return row(name, what, "the step alone", 1 + added / step, aim, seconds=whole, seconds_against=alone)
+
+
 def in_turns(
     first: Callable[[], Any], second: Callable[[], Any], repeats: int, inner: int = 1, warmup: int = 1
-) -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.float64]]]:
+) -> tuple[Floats, Floats]:
     """Seconds of each, repeat after repeat: a b, b a, a b, … so that neither always follows the other."""
     for _ in range(warmup):
         first()

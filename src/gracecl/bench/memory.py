@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from gracecl.bench.measure import Row, compare, row
+from gracecl.bench.scene import STREAM_BATCH
 from gracecl.core import Ints
 from gracecl.memory import Memory
 
 SMALL = 1_000
 LARGER = (100_000, 1_000_000)
-STREAM_BATCH = 10
 DRAWN = 64
 TASKS = 5
 CLASSES = 10

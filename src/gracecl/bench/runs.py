@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from gracecl import checkpoint, streams
-from gracecl.bench.measure import Row, row, timed
+from gracecl.bench.measure import Row, added_row, row, timed
 from gracecl.bench.scene import Scene
 from gracecl.bench.workers import Setting, seconds_in_turns, workers
 from gracecl.record import Recorder
@@ -45,15 +45,8 @@ def bookkeeping(width: int, quick: bool) -> Row:
         with watch.following(trainer, "benchmark"):
             pairs = [(timed(steps_of_a_checkpoint) / STEPS_PER_CHECKPOINT, timed(scene.step)) for _ in range(2 if quick else 15)]
     extra, step = np.array(pairs).T
-    return row(
-        f"recording, progress, checkpoints, width {width}",
-        f"a mose step with its record, its progress and its share of a checkpoint every {STEPS_PER_CHECKPOINT} steps",
-        "the step alone",
-        1 + extra / step,
-        aim=1.01,
-        seconds=float(np.median(extra + step)),
-        seconds_against=float(np.median(step)),
-    )
+    what = f"a mose step with its record, its progress and its share of a checkpoint every {STEPS_PER_CHECKPOINT} steps"
+    return added_row(f"recording, progress, checkpoints, width {width}", what, extra, step, aim=1.01)
 
 
 def side_by_side(method: str, width: int, quick: bool) -> Row:

@@ -54,15 +54,6 @@ class Scene:
         assert outcome is not None
         return outcome.images
 
-    def bare_step(self, images: int) -> Callable[[], None]:
-        """The same net's forward, mean cross-entropy, backward and optimiser on ready tensors."""
-        from gracecl.bench.hand import bare_step
-
-        net = self.engine.net
-        x = torch.randn(images, *self.images.shape[1:])
-        y = torch.randint(0, net.classes, (images,))
-        return bare_step(net, lambda: net(x).logits, y)
-
 
 def plain_forward(scene: Scene, images: Tensor, batch: int) -> Callable[[], None]:
     """One batched forward over images in evaluation mode, and nothing done with what comes out."""

@@ -9,8 +9,7 @@ rate and bandwidth are fitted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -26,6 +25,7 @@ from gracecl.augment import Pixels
 from gracecl.bench.measure import Row, compare, timed
 from gracecl.bench.scene import Scene
 from gracecl.nets.tapped import BatchNorm
+from gracecl.run import with_threads
 
 LANES = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
 """floats in a vector of this CPU, hence channels in a block of its convolutions"""
@@ -103,7 +103,7 @@ def measure(quick: bool) -> list[Point]:
     settings = [(method, width, taps, 32) for width in widths for method, taps in [*er, ("mose()", 4)]]
     # A wide net (the paper's) and Tiny-ImageNet's size, once each: leaving these out shows how far the model carries.
     settings += [("er(n_recall=64)", 16 if quick else 64, 1, 32), ("er(n_recall=64)", widths[0], 1, 64)]
-    with one_thread():
+    with with_threads(1):  # as each of several runs side by side has
         scenes = [
             Scene(method, f"resnet18(width={width})", shape=(3, side, side), classes=CLASSES, taps=taps, device="cpu")
             for method, width, taps, side in settings
@@ -120,7 +120,7 @@ def ratios(quick: bool) -> list[Row]:
     def er(memory: int = 200, classes: int = 10) -> Callable[[], Any]:
         return Scene("er", f"resnet18(width={width})", memory, classes=classes, taps=4, device="cpu").step
 
-    with one_thread():
+    with with_threads(1):
         scene = Scene("er", f"resnet18(width={4 if quick else 20})", taps=4, device="cpu")
         net, scored = scene.engine.net, scene.images[: scene.images_per_step()]
         return [
@@ -130,17 +130,6 @@ def ratios(quick: bool) -> list[Row]:
                 "scored", "an image scored", "an image learned", lambda: [*net.sweep(scored)], scene.step, None, repeats=repeats
             ),
         ]
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """As each of several runs side by side has."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 # The model.

@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+
+from gracecl.bench.measure import Floats, timed
 
 CHILD = "from gracecl.bench.workers import serve; serve()"
 
@@ -28,13 +29,15 @@ class Setting:
     """further arguments of `Scene`"""
     launcher: bool = True
     """whether it keeps freed memory, as the command does"""
+    environment: dict[str, str] = field(default_factory=dict)
+    """variables to set for it"""
 
 
 class Worker:
     """A process with a learner in the middle of its stream. It is told numbers of steps and answers with seconds per step."""
 
     def __init__(self, setting: Setting) -> None:
-        environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | setting.environment
         self._process = subprocess.Popen(
             [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -76,9 +79,7 @@ def workers(settings: Sequence[Setting]) -> Iterator[list[Worker]]:
             worker.close()
 
 
-def seconds_in_turns(
-    groups: Sequence[Sequence[Worker]], repeats: int, steps: int
-) -> list[list[np.ndarray[Any, np.dtype[np.float64]]]]:
+def seconds_in_turns(groups: Sequence[Sequence[Worker]], repeats: int, steps: int) -> list[list[Floats]]:
     """Seconds a step, for each worker of each group and each repeat. The workers of a group run at once, the groups in turns."""
     taken = [[np.zeros(repeats) for _ in group] for group in groups]
     for repeat in range(repeats):
@@ -104,16 +105,9 @@ def serve() -> None:
 
     torch.set_num_threads(setting.threads)
     scene = Scene(setting.method, setting.net, **setting.scene)
-    answer(2 * seconds_per_step(scene.step, 2))
+    answer(timed(scene.step, 2))
     for line in sys.stdin:
-        answer(seconds_per_step(scene.step, int(line)))
-
-
-def seconds_per_step(step: Callable[[], Any], steps: int) -> float:
-    started = time.perf_counter()
-    for _ in range(steps):
-        step()
-    return (time.perf_counter() - started) / steps
+        answer(timed(scene.step, int(line)) / int(line))
 
 
 def answer(seconds: float) -> None:
