@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from gracecl import bench, cli
-from gracecl.bench import choices, hand, measure, profile, runs, steps, workers
+from gracecl import bench, cli, registry
+from gracecl.bench import choices, hand, measure, methods, profile, runs, steps, workers
 from gracecl.bench.measure import Row, compare, in_turns, row
 from gracecl.bench.scene import Scene
 from gracecl.errors import UserError
+from gracecl.method import parts
+from gracecl.spec import parse_method
 
 
 def test_two_things_are_timed_in_turns_and_neither_always_first() -> None:
@@ -84,6 +86,45 @@ def test_scenes_are_in_the_middle_of_their_stream(method: str, images: int) -> N
     assert memory.offered == 600
     assert len(np.unique(memory.tasks)) == 5
     assert scene.images_per_step() == images
+
+
+@pytest.mark.parametrize(
+    ("method", "forward", "backward", "updates"),
+    [
+        ("er(n_recall=16)", 26, 26, 1),
+        ("mir(n_recall=16, n_candidates=24)", 26 + 10 + 2 * 24, 26 + 10, 1),
+        ("rar(er(n_recall=16), iterations=3)", 78, 78, 3),
+        ("ema(derpp(n_recall=16))", 42, 42, 1),
+        ("gdumb()", 16, 16, 1),
+        ("sgd(classes='current') + lwf()", 20, 10, 1),
+    ],
+)
+def test_a_method_and_the_bare_loop_pass_the_same_images(method: str, forward: int, backward: int, updates: int) -> None:
+    found = methods.against_bare_loop(method, quick=True)
+    assert {name: found.details[name] for name in ("forward", "backward", "updates")} == {
+        "forward": forward,
+        "backward": backward,
+        "updates": updates,
+    }
+    learner = methods.Learner(method, 2, (3, 8, 8), 40)
+    net, optimiser = learner.engine.net, learner.engine.optimiser
+    seen, steps_made, grads = net.forwarded, [], []
+    optimiser.register_step_post_hook(lambda *_: steps_made.append(1))
+    net.register_forward_hook(lambda _, inputs, out: grads.append(len(inputs[0]) * out.logits.requires_grad))
+    methods.bare_loop(net, optimiser, (3, 8, 8), forward, backward, updates)()
+    assert (net.forwarded - seen, sum(grads), len(steps_made)) == (forward, backward, updates)
+
+
+def test_learners_are_in_the_last_of_their_tasks() -> None:
+    engine = methods.Learner("er()", 2, (3, 8, 8), 40).engine
+    assert engine.progress.task == 4
+    assert engine.memories.replay.filled == 40
+    assert len(np.unique(engine.memories.replay.tasks)) == 5
+
+
+def test_every_method_is_measured_against_bare_passes() -> None:
+    named = {part.name for method in methods.METHODS for part in parts(parse_method(method))}
+    assert named - {"sum"} == set(registry.methods.written) - {"joint"}
 
 
 def test_unknown_parts_are_refused_with_a_hint() -> None:

@@ -70,7 +70,7 @@ METHOD_MISTAKES = {
     "er(n_recall='many')": "n_recall must be a whole number, not 'many'",
     "er(n_recall=1.5)": "n_recall must be a whole number, not 1.5",
     "er(reduction='sums')": "one of concat, sum_of_means",
-    "er(1, 'concat', 3)": "at most 2 arguments",
+    "er(1, 'concat', 3, 4)": "at most 3 arguments",
     "er(1, n_recall=2)": "n_recall",
     "er(**options)": "'**'",
     "er(n_recall=some)": "some",
@@ -176,7 +176,7 @@ def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_data_set_that_is_not_there_is_one_sentence_that_says_how_to_get_it(tmp_path: Path) -> None:
-    sentence = one_sentence(*run(tmp_path, "er", stream="split-cifar100", data=str(tmp_path / "nowhere")))
+    sentence = one_sentence(*run(tmp_path, "er", stream="split-cifar100", data=str(tmp_path / "nowhere"), defaults="none"))
     assert "gracecl data get cifar100" in sentence
     assert str(tmp_path / "nowhere") in sentence
 

@@ -8,20 +8,24 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
+    "Feedback": "gracecl.feedback",
     "Learner": "gracecl.learner",
     "Method": "gracecl.method",
     "Wrapper": "gracecl.method",
     "RunConfig": "gracecl.run",
     "UserError": "gracecl.errors",
+    "tap": "gracecl.nets.module",
 }
 """public names and where they live: they are imported when first used, so that the command starts without torch"""
 
-__all__ = ["Learner", "Method", "RunConfig", "UserError", "Wrapper"]
+__all__ = ["Feedback", "Learner", "Method", "RunConfig", "UserError", "Wrapper", "tap"]
 
 if TYPE_CHECKING:
     from gracecl.errors import UserError
+    from gracecl.feedback import Feedback
     from gracecl.learner import Learner
     from gracecl.method import Method, Wrapper
+    from gracecl.nets.module import tap
     from gracecl.run import RunConfig
 
 

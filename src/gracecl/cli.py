@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -77,8 +78,9 @@ def run(
     seeds: str = "0",
     steps: int | None = None,
     taps: int | None = None,
-    augment: str = "tau",
-    optimiser: str = "adam(lr=0.001, weight_decay=0.0001)",
+    augment: str | None = None,
+    optimiser: str | None = None,
+    defaults: Literal["paper", "none"] = "paper",
     device: str = "auto",
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     compile: bool = False,
@@ -86,6 +88,7 @@ def run(
     layout: Literal["auto", "contiguous", "channels_last"] = "auto",
     eval_every: int = 0,
     checkpoint_every: int = 500,
+    snapshots: bool = False,
     out: Path = Path("runs"),
     data: Path | None = None,
     plugin: tuple[str, ...] = (),
@@ -105,8 +108,9 @@ def run(
         seeds: such as 0-4 or 0,3,7; the same seed gives every method the same stream
         steps: stop the stream after so many batches
         taps: tapped layers, counted from the last; by default 4 for methods that work on layers, else 1
-        augment: none, tau, simclr, partial or full
-        optimiser: such as "sgd(lr=0.1)"
+        augment: none, tau, simclr, partial or full (default: the benchmark's for the method, else tau)
+        optimiser: such as "sgd(lr=0.1)" (default: the benchmark's for the method, else "adam(lr=0.001, weight_decay=0.0001)")
+        defaults: whether papers' values for this stream and memory fill in what is not given here; none leaves the built-in ones
         device: cpu, cuda, cuda:1, or auto
         precision: of forward and losses
         compile: let torch.compile fuse the backbone; worth its minute from some hundred steps on
@@ -114,6 +118,7 @@ def run(
         layout: of maps in memory, which shows in speed and rounding; auto is channels_last on a CPU, for nets wide enough
         eval_every: evaluate every so many steps too, not only where tasks end
         checkpoint_every: save every so many steps (and every two minutes)
+        snapshots: keep the net at the start and at each task's end, for 'gracecl theory'
         out: folder for the runs
         data: folder of the data sets (default: $GRACECL_DATA)
         plugin: modules or files that register methods, nets, streams or data sets of your own
@@ -121,6 +126,7 @@ def run(
         threads: of each run (default: the cores, shared out); with equal threads a run has equal bits, whatever --jobs
     """
     plugins = load_plugins(plugin)
+    from gracecl.defaults import Resolved, resolve
     from gracecl.jobs import run_all
     from gracecl.run import RunConfig, Work
 
@@ -129,17 +135,22 @@ def run(
     numbers = dict.fromkeys(parse_numbers(seeds, "--seeds"))
     if not numbers:
         raise UserError(f"--seeds '{seeds}' names none; write for example 0-4 or 0,3,7")
+    settings = [Resolved(method, optimiser, augment) for method in methods]
+    if defaults == "paper":
+        settings = [resolve(method, stream, memory, optimiser, augment) for method in methods]
+        for line in dict.fromkeys(found.taken for found in settings if found.taken):
+            print(line, file=sys.stderr)
     configs = [
         RunConfig(
-            method=method,
+            method=found.method,
             stream=stream,
             memory=memory,
             net=net,
             seed=seed,
             steps=steps,
             taps=taps,
-            augment=augment,
-            optimiser=optimiser,
+            augment=RunConfig.augment if found.augment is None else found.augment,
+            optimiser=RunConfig.optimiser if found.optimiser is None else found.optimiser,
             device=device,
             precision=precision,
             compile=compile,
@@ -147,12 +158,61 @@ def run(
             layout=layout,
             eval_every=eval_every,
             checkpoint_every=checkpoint_every,
+            snapshots=snapshots,
         )
-        for method in methods
+        for found in settings
         for seed in numbers
     ]
     works = [Work.new(config, out, data, plugins) for config in configs]
     return conclude(out, run_all(works, number_of(jobs), threads))
+
+
+def study(
+    name: str,
+    /,
+    methods: tuple[str, ...] = (),
+    seeds: str = "0-1",
+    quick: bool = False,
+    out: Path | None = None,
+    data: Path | None = None,
+    plugin: tuple[str, ...] = (),
+    jobs: str = "auto",
+    threads: int | None = None,
+) -> int:
+    """Make a table of the project's own: the runs it needs, then NAME.md and NAME.json beside them.
+
+    NAME is mini: every method on twenty classes of CIFAR-100 in five tasks, with a small net and on equal terms. A study that was
+    stopped continues where it was when the same command is given again.
+
+    Args:
+        name: the study
+        methods: expressions of methods (default: those of the study)
+        seeds: such as 0-4 or 0,3,7; the same seed gives every method the same stream
+        quick: two methods on the digits, to see that it works; the figures mean little
+        out: folder for the runs and the table (default: results/NAME, and runs/NAME with --quick)
+        data: folder of the data sets (default: $GRACECL_DATA)
+        plugin: modules or files that register methods of your own
+        jobs: runs at once, each in a process of its own; auto is as many as there are cores
+        threads: of each run (default: the cores, shared out)
+    """
+    plugins = load_plugins(plugin)
+    from gracecl import report, studies
+    from gracecl.jobs import run_all
+    from gracecl.run import Work
+    from gracecl.studies import table
+
+    module, numbers = studies.find(name), list(dict.fromkeys(parse_numbers(seeds, "--seeds")))
+    if not numbers:
+        raise UserError(f"--seeds '{seeds}' names none; write for example 0-4 or 0,3,7")
+    folder = out or Path("runs" if quick else "results") / name
+    works = [Work.new(config, folder, data, plugins) for config in module.configs(methods, numbers, quick)]
+    outcomes = run_all(works, number_of(jobs), threads)
+    finished = [report.read_run(outcome.work.folder) for outcome in outcomes if outcome.end == "finished"]
+    if finished:
+        words = [*(["--methods", *methods] if methods else []), "--seeds", seeds, *(["--quick"] if quick else [])]
+        print(table.write(folder, name, (module.__doc__ or "").strip(), shlex.join(["gracecl", "study", name, *words]), finished))
+        print(f"{folder / name}.md and {folder / name}.json hold the table")
+    return verdict(outcomes)
 
 
 def resume(folder: Path, /, data: Path | None = None, plugin: tuple[str, ...] = (), jobs: str = "auto") -> int:
@@ -188,7 +248,7 @@ def write_report(folder: Path, /) -> None:
     show(folder, [run.path for run in runs])
 
 
-def list_names(kind: Literal["methods", "streams", "nets", "datasets"], /, plugin: tuple[str, ...] = ()) -> None:
+def list_names(kind: Literal["methods", "streams", "nets", "datasets", "controllers"], /, plugin: tuple[str, ...] = ()) -> None:
     """Print the names there are, a line each.
 
     Args:
@@ -203,6 +263,7 @@ def list_names(kind: Literal["methods", "streams", "nets", "datasets"], /, plugi
         "streams": registry.streams,
         "nets": registry.nets,
         "datasets": registry.datasets,
+        "controllers": registry.controllers,
     }[kind].summaries()
     if kind == "streams":
         sets = registry.datasets.summaries()
@@ -249,9 +310,14 @@ def number_of(jobs: str) -> int | None:
 def conclude(out: Path, outcomes: Sequence[Outcome]) -> int:
     """Shows what was finished, names what was not, and returns the exit code."""
     finished = [outcome.work.folder for outcome in outcomes if outcome.end == "finished"]
-    others = [outcome for outcome in outcomes if outcome.end != "finished"]
     if finished:
         show(out, finished)
+    return verdict(outcomes)
+
+
+def verdict(outcomes: Sequence[Outcome]) -> int:
+    """The exit code, after the runs that did not finish were named."""
+    others = [outcome for outcome in outcomes if outcome.end != "finished"]
     if not others:
         return 0
     names = "; ".join(outcome.work.config.title for outcome in others)
@@ -262,8 +328,8 @@ def conclude(out: Path, outcomes: Sequence[Outcome]) -> int:
 def benchmark(parts: tuple[str, ...] = (), /, quick: bool = False, json: Path | None = None, threads: int | None = None) -> None:
     """Measure what gracecl costs, as ratios: ours against a yardstick, in turns, median and quartiles.
 
-    PART is one of steps, passes, memory, runs, startup, roofline, avalanche (these by default, the last if it is installed),
-    choices, profile, cost. On a busy machine the spread widens; the whole takes about half an hour on two cores.
+    PART is one of steps, passes, memory, runs, startup, roofline, methods, avalanche (these by default, the last if it is
+    installed), choices, profile, cost. On a busy machine the spread widens; the whole takes about 45 minutes on two cores.
 
     Args:
         parts: what to measure
@@ -295,6 +361,44 @@ def benchmark(parts: tuple[str, ...] = (), /, quick: bool = False, json: Path | 
                 bench.write(json, measured)
 
 
+def show_theory(
+    folder: Path,
+    /,
+    data: Path | None = None,
+    draws: int = 20,
+    points: int = 11,
+    images: int = 500,
+    delta: float = 0.05,
+    head: Literal["last", "mean"] = "last",
+) -> None:
+    """Set the paper's two bounds beside what was measured in a run: tables here, theory.md and theory.png there.
+
+    For a finished run that kept snapshots (gracecl run --snapshots): the PAC-Bayes bound of each task and the forgetting bound of
+    each pair of tasks, looser and tighter levels, and where an assumption fails.
+
+    Args:
+        folder: the run's folder, as 'gracecl run' printed it
+        data: folder of the data sets (default: where the run found them)
+        draws: weights drawn from each posterior
+        points: places on each segment between two snapshots
+        images: of each task's training and test set, at most
+        delta: the PAC-Bayes bound may fail with this probability
+        head: whose softmax predicts: the last tap's, or the mean over all taps
+    """
+    from rich.console import Console
+
+    from gracecl.theory import page
+    from gracecl.theory.measure import Settings, measure
+
+    theory = measure(folder, Settings(draws, points, images, delta, head), data)
+    page.write(theory)
+    console = Console()
+    for table in page.tables(theory):
+        console.print(table)
+    print(page.reading(theory))
+    print(f"{folder / 'theory.md'} explains the numbers; theory.json and theory.png are beside it")
+
+
 def show(out: Path, folders: Sequence[Path]) -> None:
     """The table of some runs on standard output, their comparison as files."""
     from rich.console import Console
@@ -319,8 +423,10 @@ def show(out: Path, folders: Sequence[Path]) -> None:
 VERBS: dict[str, Callable[..., int | None]] = {
     "run": run,
     "resume": resume,
+    "study": study,
     "report": write_report,
     "list": list_names,
     "data": manage_data,
+    "theory": show_theory,
     "bench": benchmark,
 }

@@ -26,6 +26,11 @@ def is_loss(row: str) -> bool:
     return not row.startswith("log/")
 
 
+def is_penalty(row: str) -> bool:
+    """Rows named `penalty/…` depend on the weights alone, not on the step's images."""
+    return row.startswith("penalty/")
+
+
 def total(table: LossTable) -> Tensor:
     """The objective: every loss row summed over its layers."""
     rows = [value for row, value in table.items() if is_loss(row)]
@@ -41,6 +46,7 @@ class Taps:
 
     def __init__(self, features: Tensor, logits: Tensor, project: Callable[[Tensor], Tensor]) -> None:
         self.features, self.logits, self._project = features, logits, project
+        self._parts: dict[tuple[int, int], Taps] = {}
 
     @cached_property
     def embedding(self) -> Tensor:
@@ -51,7 +57,9 @@ class Taps:
         return self.logits.shape[0]
 
     def __getitem__(self, rows: slice | Tensor) -> Taps:
-        """The same taps for some of the images."""
+        """The same taps for some of the images; if they had a forward of their own, gradients go back through that one alone."""
+        if isinstance(rows, slice) and (part := self._parts.get((rows.start, rows.stop))) is not None:
+            return part
         return Taps(self.features[:, rows], self.logits[:, rows], self._project)
 
     @staticmethod
@@ -60,7 +68,13 @@ class Taps:
         if len(parts) == 1:
             return parts[0]
         features = torch.cat([part.features for part in parts], dim=1)
-        return Taps(features, torch.cat([part.logits for part in parts], dim=1), parts[0]._project)
+        joined = Taps(features, torch.cat([part.logits for part in parts], dim=1), parts[0]._project)
+        start = 0
+        for part in parts:
+            stop = start + part.logits.shape[1]
+            joined._parts[start, stop] = part
+            start = stop
+        return joined
 
 
 @dataclass(frozen=True)
@@ -87,6 +101,10 @@ class Incoming:
     progress: Progress
     fresh: bool = True
     """False in later epochs over a task: such images were offered to the memory already"""
+    view: Callable[[], Tensor] | None = None
+    """for `plan`: gives the images as the step would train on them, augmented and normalised"""
+    rate: float | None = None
+    """for `plan`: the learning rate, where the optimiser is gradient descent without adaptive scaling"""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -164,8 +182,13 @@ class Batch:
 
     @cached_property
     def stream_rows(self) -> Tensor:
-        """The stream batch's own images where they first stand: their raw views, or all views if every one is random."""
-        block = next(block for block in self.blocks.values() if block.from_stream)
+        """The stream batch's own images where they first stand: their raw views, or all views if every one is random.
+
+        All rows, if none came with the stream.
+        """
+        block = next((block for block in self.blocks.values() if block.from_stream), None)
+        if block is None:
+            return torch.arange(len(self), device=self.x.device)
         views = block.raw_views or range(block.views)
         rows = [block.view(number).start + np.arange(block.from_stream) for number in views]
         return torch.from_numpy(np.concatenate(rows)).to(self.x.device)

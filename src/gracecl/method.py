@@ -2,8 +2,8 @@
 
 Every hook has a default except `losses`. The engine calls them in this order for each batch of the stream::
 
-    [end_task, begin_task]  →  plan  →  views, forwards  →  targets  →  losses  →  backward, after_backward
-        →  after_step  →  notes  →  store
+    [closing_steps, end_task, begin_task]  →  plan  →  views, forwards  →  prepare, targets  →  losses  →  backward, after_backward
+        →  after_step  →  notes  →  store  →  observe
 
 and `before_eval`, `rules` when somebody asks for predictions.
 """
@@ -11,7 +11,7 @@ and `before_eval`, `rules` when somebody asks for predictions.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -26,6 +26,7 @@ from gracecl.errors import UserError
 from gracecl.registry import methods
 
 if TYPE_CHECKING:
+    from gracecl.fit import Fit
     from gracecl.memory import Memories
     from gracecl.nets.tapped import TappedNet
     from gracecl.streams import Stream
@@ -44,6 +45,8 @@ class Method:
     """whether `taps = auto` should give it all tapped layers instead of the last alone"""
     repeats: ClassVar[int] = 1
     """optimiser steps per stream batch; each plans anew, the batch is stored once"""
+    trains_on_stream: ClassVar[bool] = True
+    """False where the stream is only stored and all training happens before evaluation, in a fit on a net of its own"""
 
     def __post_init__(self) -> None:
         spec.check_fields(self, self.name)
@@ -57,6 +60,10 @@ class Method:
 
     def __add__(self, other: Method) -> Method:
         return Sum(self, other)
+
+    def whole(self) -> Method:
+        """A learner: itself, unless it is only an addition to one."""
+        return self
 
     # Once, before the optimiser is built.
 
@@ -77,6 +84,10 @@ class Method:
     def begin_task(self, progress: Progress) -> None:
         """Before the first step of a task."""
 
+    def closing_steps(self, memories: Memories, progress: Progress, rng: np.random.Generator) -> Iterable[dict[str, Rows]]:
+        """Plans of further optimiser steps, on memory alone, when a task ends and before `end_task`."""
+        return ()
+
     def end_task(self, memories: Memories, progress: Progress) -> None:
         """After the last step of a task and before its evaluation."""
 
@@ -94,6 +105,9 @@ class Method:
         """Which blocks share a forward pass, hence a BatchNorm batch. All of them, unless the paper says otherwise."""
         return [blocks]
 
+    def prepare(self, batch: Batch) -> None:
+        """May change the step's images before anything looks at them (mixed, attacked), or which rows are supervised."""
+
     def targets(self, batch: Batch) -> dict[str, Tensor]:
         """What teachers say, computed once without gradient and kept in `batch.targets`."""
         return {}
@@ -107,7 +121,7 @@ class Method:
         total(table).backward(scale)  # type: ignore[no-untyped-call]
 
     def after_backward(self, batch: Batch) -> None:
-        """Sees (and may change) the gradients before the optimiser does."""
+        """Sees (and may change) the gradients of the data terms; those of `penalty/…` rows are added after it."""
 
     def after_step(self, out: Taps, batch: Batch) -> None:
         """Once per optimiser step."""
@@ -120,6 +134,9 @@ class Method:
         """Once per stream batch, after the update. The default is the exact reservoir."""
         memories.replay.add(rng, new.x, new.labels, new.progress.task, **notes)
 
+    def observe(self, memories: Memories, new: Incoming, rng: np.random.Generator) -> None:
+        """Every batch of the stream once, after it was stored: for whoever keeps statistics, also beside another learner."""
+
     # Inference.
 
     @property
@@ -131,8 +148,12 @@ class Method:
     def eval_net(self) -> TappedNet:
         return self.net
 
-    def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> None:
-        """Whatever inference needs that training does not; at most once per step, and it leaves training untouched."""
+    def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> Fit | None:
+        """Whatever inference needs that training does not; at most once per step, and it leaves training untouched.
+
+        What takes many steps is returned as a fit: predictions are then those of the fit's net, once it is done.
+        """
+        return None
 
     def rules(self, out: Taps) -> dict[str, Tensor]:
         """`{family: scores [L, B, C]}`; higher is better. Unseen classes are ruled out by the caller."""
@@ -163,6 +184,7 @@ class Wrapper(Method):
             self.inner = spec.parse_method(self.inner)
         if not isinstance(self.inner, Method):
             raise UserError(f"{self.name} wraps a method, such as {self.name}(er()), not {self.inner!r}")
+        self.inner = self.inner.whole()
         super().__post_init__()
 
     @property
@@ -178,6 +200,10 @@ class Wrapper(Method):
     @property
     def repeats(self) -> int:  # type: ignore[override]
         return self.inner.repeats
+
+    @property
+    def trains_on_stream(self) -> bool:  # type: ignore[override]
+        return self.inner.trains_on_stream
 
     @property
     def rule(self) -> str:
@@ -200,6 +226,9 @@ class Wrapper(Method):
     def begin_task(self, progress: Progress) -> None:
         self.inner.begin_task(progress)
 
+    def closing_steps(self, memories: Memories, progress: Progress, rng: np.random.Generator) -> Iterable[dict[str, Rows]]:
+        return self.inner.closing_steps(memories, progress, rng)
+
     def end_task(self, memories: Memories, progress: Progress) -> None:
         self.inner.end_task(memories, progress)
 
@@ -211,6 +240,9 @@ class Wrapper(Method):
 
     def forwards(self, blocks: list[str]) -> list[list[str]]:
         return self.inner.forwards(blocks)
+
+    def prepare(self, batch: Batch) -> None:
+        self.inner.prepare(batch)
 
     def targets(self, batch: Batch) -> dict[str, Tensor]:
         return self.inner.targets(batch)
@@ -233,8 +265,11 @@ class Wrapper(Method):
     def store(self, memories: Memories, new: Incoming, rng: np.random.Generator, notes: dict[str, Tensor]) -> None:
         self.inner.store(memories, new, rng, notes)
 
-    def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> None:
-        self.inner.before_eval(net, memories, progress)
+    def observe(self, memories: Memories, new: Incoming, rng: np.random.Generator) -> None:
+        self.inner.observe(memories, new, rng)
+
+    def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> Fit | None:
+        return self.inner.before_eval(net, memories, progress)
 
     def rules(self, out: Taps) -> dict[str, Tensor]:
         return self.inner.rules(out)
@@ -305,6 +340,10 @@ class Sum(Wrapper):
         super().after_step(out, batch)
         self.right.after_step(out, batch)
 
+    def observe(self, memories: Memories, new: Incoming, rng: np.random.Generator) -> None:
+        super().observe(memories, new, rng)
+        self.right.observe(memories, new, rng)
+
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"right": self.right.state_dict()}
 
@@ -314,6 +353,15 @@ class Sum(Wrapper):
 
     def task_values(self) -> dict[str, list[float]]:
         return super().task_values() | self.right.task_values()
+
+
+@dataclass(eq=False, repr=False)
+class Addition(Method):
+    """A method that adds losses to a learner's and has none of its own: `ewc()` alone means `sgd() + ewc()`."""
+
+    def whole(self) -> Method:
+        learner: Method = spec.parse_method("sgd()")
+        return learner + self
 
 
 def parts(method: Method) -> list[Method]:

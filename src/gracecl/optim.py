@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -11,10 +12,14 @@ from gracecl.errors import UserError
 from gracecl.registry import nearest, normal
 
 DEFAULT = "adam(lr=0.001, weight_decay=0.0001)"
+ParameterGroup = tuple[float, list[torch.nn.Parameter]]
+"""a factor of the learning rate and the parameters it holds for"""
+Parameters = list[dict[str, Any]]
+"""as PyTorch's optimisers take them, in groups"""
 
 
 def adam(
-    params: list[torch.nn.Parameter],
+    params: Parameters,
     lr: float = 1e-3,
     weight_decay: float = 0.0,
     beta1: float = 0.9,
@@ -25,7 +30,7 @@ def adam(
 
 
 def adamw(
-    params: list[torch.nn.Parameter],
+    params: Parameters,
     lr: float = 1e-3,
     weight_decay: float = 0.01,
     beta1: float = 0.9,
@@ -35,9 +40,7 @@ def adamw(
     return torch.optim.AdamW(params, lr=lr, weight_decay=weight_decay, betas=(beta1, beta2), fused=True)
 
 
-def sgd(
-    params: list[torch.nn.Parameter], lr: float = 0.1, momentum: float = 0.0, weight_decay: float = 0.0
-) -> torch.optim.Optimizer:
+def sgd(params: Parameters, lr: float = 0.1, momentum: float = 0.0, weight_decay: float = 0.0) -> torch.optim.Optimizer:
     """Stochastic gradient descent."""
     return torch.optim.SGD(params, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=True)
 
@@ -45,13 +48,26 @@ def sgd(
 OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": adam, "adamw": adamw, "sgd": sgd}
 
 
-def build(expression: str, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+def build(expression: str, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
+    """The optimiser that an expression names; each group learns at its factor times the expression's learning rate."""
     call = spec.parse_call(expression)
     name = normal(call.name)
     if name not in OPTIMISERS:
         raise UserError(f"unknown optimiser '{call.name}'{nearest(call.name, OPTIMISERS)} (known: {', '.join(OPTIMISERS)})")
     try:
-        optimiser: torch.optim.Optimizer = spec.checked_call(OPTIMISERS[name], call, params)
+        optimiser: torch.optim.Optimizer = spec.checked_call(OPTIMISERS[name], call, [{"params": params} for _, params in groups])
     except ValueError as error:
         raise UserError(f"{expression}: {error}") from None
+    for made, (factor, _) in zip(optimiser.param_groups, groups, strict=True):
+        made["lr"] *= factor
     return optimiser
+
+
+def restore(optimiser: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Loads an optimiser's state, its moments laid out as the parameters are."""
+    optimiser.load_state_dict(state)
+    for parameter, moments in optimiser.state.items():
+        for name, value in moments.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                # Fused optimisers walk through both in the order of their memory.
+                moments[name] = torch.empty_like(parameter).copy_(value)

@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -24,18 +24,22 @@ FLUSH_EVERY = 50
 class Recorder:
     """Appends to one file; `latest` is the last step's rows, for the progress line."""
 
-    def __init__(self, path: Path, keep_until: int = 0) -> None:
-        """Keeps the lines of steps before `keep_until`, as a resumed run writes the later ones again."""
+    def __init__(self, path: Path, keep_until: int = 0, evaluating: bool = False) -> None:
+        """Keeps the lines of steps before `keep_until`, as a resumed run writes the later ones again.
+
+        `evaluating` says that the evaluation after the last of these steps is still to be made.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            self._truncate(path, keep_until)
+            self._truncate(path, keep_until, evaluating)
         self.path = path
         self._file = open(path, "ab")  # noqa: SIM115 (closed by close())
         self._pending: list[tuple[dict[str, Any], Outcome]] = []
         self.latest: dict[str, list[float]] = {}
 
-    def step(self, step: int, task: int, outcome: Outcome) -> None:
-        self._pending.append(({"kind": "step", "step": step, "task": task, "images": outcome.images}, outcome))
+    def step(self, step: int, task: int, outcome: Outcome, kind: Literal["step", "fit"] = "step") -> None:
+        """A step, or the end of the fit before its evaluation."""
+        self._pending.append(({"kind": kind, "step": step, "task": task, "images": outcome.images}, outcome))
         if len(self._pending) >= FLUSH_EVERY:
             self.flush()
 
@@ -84,7 +88,7 @@ class Recorder:
             ) from None
 
     @staticmethod
-    def _truncate(path: Path, keep_until: int) -> None:
+    def _truncate(path: Path, keep_until: int, evaluating: bool) -> None:
         """Cuts the file before the first line that is damaged or belongs to a later step."""
         keep = 0
         with open(path, "rb") as file:
@@ -92,10 +96,12 @@ class Recorder:
                 if not line.endswith(b"\n"):
                     break
                 try:
-                    step = json.loads(line)["step"]
+                    written = json.loads(line)
+                    step, kind = written["step"], written["kind"]
                 except (ValueError, KeyError):
                     break
-                if step >= keep_until:
+                to_be_made = evaluating and step == keep_until - 1 and kind in ("fit", "eval")
+                if step >= keep_until or to_be_made:
                     break
                 keep += len(line)
         with open(path, "rb+") as file:

@@ -18,16 +18,25 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors.torch import save_file
+from torch import nn
 
 from gracecl import __version__, checkpoint, registry, report, spec, streams
+from gracecl.engine import Engine
 from gracecl.errors import UserError
 from gracecl.recipe import Recipe, device_of
 from gracecl.record import Recorder
+from gracecl.streams import Stream
 from gracecl.trainer import Trainer
 from gracecl.watch import Watch
 
 SECONDS_BETWEEN_CHECKPOINTS = 120.0
+WITHOUT_EFFECT = ("seed", "checkpoint_every", "snapshots")
+"""fields that do not make another configuration: the seed has a folder of its own, the others change no result"""
+ALWAYS_WRITTEN = ("method", "net", "memory", "seed", "stream")
+"""fields that every config.json has; an older one may lack others, which then have their defaults"""
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,8 @@ class RunConfig(Recipe):
     """evaluate every so many steps too, not only where tasks end"""
     checkpoint_every: int = 500
     """save every so many steps (and every two minutes)"""
+    snapshots: bool = False
+    """keep the net as it was at the start and at the end of each task, for `gracecl theory`"""
 
     def canonical(self) -> RunConfig:
         """The same configuration in its own words: `GRACE` and `grace(mose())` are one."""
@@ -57,7 +68,7 @@ class RunConfig(Recipe):
 
     def folder(self, out: Path) -> Path:
         """`<out>/<stream>/<method>/<hash>/<seed>`; the hash tells configurations apart, whatever their seed."""
-        identity = {name: value for name, value in asdict(self).items() if name not in ("seed", "checkpoint_every")}
+        identity = {name: value for name, value in asdict(self).items() if name not in WITHOUT_EFFECT}
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
         return out / _as_name(self.stream) / _as_name(self.method) / digest / str(self.seed)
 
@@ -84,10 +95,11 @@ class Work:
         file = folder / "config.json"
         try:
             written = json.loads(file.read_text(encoding="utf-8"))
-            config = RunConfig(**{field.name: written[field.name] for field in fields(RunConfig)})
+            given = {field.name for field in fields(RunConfig)} & written.keys() | set(ALWAYS_WRITTEN)
+            config = RunConfig(**{name: written[name] for name in given})
         except FileNotFoundError:
             raise UserError(f"{folder} holds no run (no config.json); give the folder that 'gracecl run' printed") from None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"{file} is damaged; start the run anew with 'gracecl run'") from None
         noted = {name: folder / name for name in ("data_root", "plugins")}
         texts = {name: file.read_text(encoding="utf-8") if file.exists() else "" for name, file in noted.items()}
@@ -131,26 +143,35 @@ def resume(folder: Path, data_root: str | Path | None = None, watch: Watch | Non
     return Work.begun(folder, data_root).carry_out(watch)
 
 
-def build(config: RunConfig, record: Path, data_root: str | Path | None = None, keep_until: int = 0) -> Trainer:
-    """Everything a configuration names, put together and at its first step."""
+def build(
+    config: RunConfig, record: Path, data_root: str | Path | None = None, keep_until: int = 0, evaluating: bool = False
+) -> Trainer:
+    """Everything a configuration names, put together and at its first step; of an earlier record it keeps what `Recorder` says."""
+    engine, stream = learner_and_stream(config, data_root)
+    return Trainer(engine, stream, Recorder(record, keep_until, evaluating), config.eval_every)
+
+
+def learner_and_stream(config: RunConfig, data_root: str | Path | None = None) -> tuple[Engine, Stream]:
+    """What a configuration learns with, at its first step, and what it learns from, both on the learner's device."""
     stream = spec.parse_method(config.method).stream(streams.build(config.stream, config.seed, data_root))
     if config.steps is not None:
         stream = stream.cut(config.steps)
     data = stream.data
     engine = config.build(data.shape, data.classes, data.mean, data.std)
-    return Trainer(engine, stream.to(engine.device), Recorder(record, keep_until), config.eval_every)
+    return engine, stream.to(engine.device)
 
 
 def _train(work: Work, watch: Watch, threads: int | None) -> None:
     config, folder = work.config, work.folder
-    for left in (*folder.glob("*.part"), *folder.glob(".tmp*")):  # of a process that was killed while it wrote
+    for left in (*folder.rglob("*.part"), *folder.glob(".tmp*")):  # of a process that was killed while it wrote
         left.unlink()
     saved = folder / "checkpoint.safetensors"
     state = checkpoint.load(saved) if saved.exists() else None
     if state is not None and "trainer" not in state:
         raise UserError(f"{saved} is not the checkpoint of a run; delete it to start this run anew")
     at = state["trainer"]["engine"]["progress"]["step"] if state else 0
-    trainer = build(config, folder / "metrics.jsonl", work.data_root, keep_until=at)
+    evaluating = state is not None and "fit" in state["trainer"]["engine"]
+    trainer = build(config, folder / "metrics.jsonl", work.data_root, keep_until=at, evaluating=evaluating)
     begun_with = state.get("threads") if state else work.threads
     with closing(trainer.recorder), with_threads(begun_with or threads or torch.get_num_threads()):
         if state is not None:
@@ -182,19 +203,42 @@ def _finish(trainer: Trainer, config: RunConfig, saved: Path, watch: Watch) -> N
         state = {"trainer": trainer.state_dict(), "stream_hash": trainer.stream.hash, "threads": torch.get_num_threads()}
         checkpoint.save(saved, state)
 
+    def keep(ended: int) -> None:
+        if config.snapshots:
+            write_snapshot(snapshot_file(saved.parent, ended), trainer.engine.net)
+
+    if trainer.at == 0:
+        keep(0)
     last_save = time.monotonic()
     with stop_requests() as stopped, watch.following(trainer, config.title):
         while not trainer.done:
+            step = trainer.at
             trainer.step()
+            if trainer.at > step and trainer.stream.ends_task(step):  # before any checkpoint that would not come back to this step
+                keep(int(np.count_nonzero(np.diff(trainer.stream.task_of_step[: step + 1]))) + 1)
             watch.advance()
             if stopped:
                 save()
-                where = f"stopped after step {trainer.at} of {len(trainer.stream)}"
+                fit = trainer.engine.unfinished_fit
+                where = f"stopped after step {trainer.at} of {len(trainer.stream)}" + (f" and {fit}" if fit else "")
                 raise Interrupted(f"{where}; continue with: {resume_command(saved.parent)}")
             late = time.monotonic() - last_save > SECONDS_BETWEEN_CHECKPOINTS
-            if late or trainer.at % config.checkpoint_every == 0 or trainer.done:
+            regular = trainer.at % config.checkpoint_every == 0 and trainer.engine.unfinished_fit is None
+            if late or regular or trainer.done:
                 save()
                 last_save = time.monotonic()
+
+
+def snapshot_file(folder: Path, ended: int) -> Path:
+    """Where the net is kept as it was when so many tasks had ended; 0 is before the first step."""
+    return folder / "snapshots" / f"{ended}.safetensors"
+
+
+def write_snapshot(file: Path, net: nn.Module) -> None:
+    """Parameters and buffers by name, in one layout whatever the net's, so that the same net gives the same bytes."""
+    file.parent.mkdir(exist_ok=True)
+    tensors = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in net.state_dict().items()}
+    checkpoint.write_atomically(file, lambda beside: save_file(tensors, beside, metadata={"format": "pt"}))
 
 
 def resume_command(folder: Path) -> str:

@@ -40,10 +40,20 @@ def parse_call(text: str) -> Call:
 
 def parse_method(text: str) -> Any:
     """The method an expression names, built."""
+    return build_method(read_method(text))
+
+
+def read_method(text: str) -> Any:
+    """What the expression of a method says, not yet looked up: a `Call`, or `(left, "+", right)`."""
     read = _read(_parse(text), text)
     if not _names_methods(read):
         raise UserError(f"'{text}' is not a method such as er or grace(er(n_recall=64)); only methods can be added")
-    return _build_method(read)
+    return read
+
+
+def build_method(read: Any) -> Any:
+    """The method that `read_method` read."""
+    return _build_method(read).whole()
 
 
 def parse_numbers(text: str, what: str) -> list[int]:
@@ -176,4 +186,15 @@ def _describe(hint: Any) -> str:
     return names.get(hint, getattr(hint, "__name__", str(hint)))
 
 
-__all__ = ["Call", "check_fields", "checked_call", "construct", "parse_call", "parse_method", "parse_numbers", "show"]
+__all__ = [
+    "Call",
+    "build_method",
+    "check_fields",
+    "checked_call",
+    "construct",
+    "parse_call",
+    "parse_method",
+    "parse_numbers",
+    "read_method",
+    "show",
+]

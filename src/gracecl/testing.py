@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,15 @@ def feed(engine: Engine, stream: Stream, until: int | None = None) -> list[Outco
     return outcomes
 
 
+def fit_steps(engine: Engine, at_most: int) -> list[Outcome]:
+    """What a method that trains before evaluation does then; nothing for one that has no fit."""
+    engine.prepare()
+    outcomes: list[Outcome] = []
+    while len(outcomes) < at_most and (fit := engine.unfinished_fit):
+        outcomes.append(engine.step_fit(fit))
+    return outcomes
+
+
 def prepared(method: str, **options: Any) -> tuple[Engine, Stream]:
     """An engine in the middle of its second task."""
     engine, stream = toy_engine(method, **options), parse_method(method).stream(toy_stream())
@@ -102,6 +111,8 @@ def rows_are_per_layer_and_finite(method: str) -> None:
     for taps in (1, 4):
         engine, stream = toy_engine(method, taps=taps), parse_method(method).stream(toy_stream())
         outcomes = [outcome for outcome in feed(engine, stream) if outcome is not None]
+        assert engine.method.trains_on_stream == bool(outcomes), f"{method} says wrongly whether it trains on the stream"
+        outcomes += fit_steps(engine, 20)
         assert outcomes, f"{method} never made a step"
         for outcome in outcomes:
             assert any(is_loss(row) for row in outcome.table), f"{method} gave no loss row"
@@ -110,13 +121,13 @@ def rows_are_per_layer_and_finite(method: str) -> None:
                 assert value.isfinite().all(), f"the row '{row}' of {method} became {value.tolist()}"
 
 
-def resumes_exactly(method: str, net: str = TOY_NET) -> None:
+def resumes_exactly(method: str, net: str = TOY_NET, stops: Iterable[int] | None = None) -> None:
     """Saved and loaded at any step (in a task, at its end, before the first), it goes on to the same bits."""
     stream = parse_method(method).stream(toy_stream())
     whole = toy_engine(method, net=net)
     outcomes = feed(whole, stream)
     with tempfile.TemporaryDirectory() as folder:
-        for at in {0, 1, len(stream) // 3, len(stream) // 2, len(stream) - 1}:
+        for at in stops or {0, 1, len(stream) // 3, len(stream) // 2, len(stream) - 1}:
             first = toy_engine(method, net=net)
             feed(first, stream, until=at)
             checkpoint.save(Path(folder) / "state", first.state_dict())
@@ -129,6 +140,12 @@ def resumes_exactly(method: str, net: str = TOY_NET) -> None:
                 else:
                     assert_same(outcome.table, expected.table, f"{method} resumed at step {at}, table of step {step}")
             assert_same(second.state_dict(), whole.state_dict(), f"{method} resumed at step {at}, final state")
+        if fit_steps(whole, 5):
+            checkpoint.save(Path(folder) / "state", whole.state_dict())
+            second.load_state_dict(checkpoint.load(Path(folder) / "state"))
+            for engine in (whole, second):
+                fit_steps(engine, 5)
+            assert_same(second.state_dict(), whole.state_dict(), f"{method} resumed in the middle of a fit")
 
 
 def learns_without_memory(method: str) -> None:
@@ -163,10 +180,12 @@ def class_numbers_do_not_matter(method: str) -> None:
     renumbered = dataclasses.replace(stream, data=data)
     # Without BatchNorm and Adam, both of which magnify the rounding of sums taken in another order.
     one, two = (toy_engine(method, optimiser="sgd(lr=0.01)", net="mlp(width=12, depth=4)") for _ in range(2))
-    heads, moved = one.net.classifier, two.net.classifier
     with torch.no_grad():
-        moved.weight[..., number], moved.bias[..., number] = heads.weight, heads.bias
-    before, after = feed(one, one.method.stream(stream)), feed(two, two.method.stream(renumbered))
+        for head, moved in zip(one.net.classifier.parameters(), two.net.classifier.parameters(), strict=True):
+            moved[..., number] = head
+    before, after = (
+        [*feed(engine, engine.method.stream(kind)), *fit_steps(engine, 5)] for engine, kind in ((one, stream), (two, renumbered))
+    )
     for name, store in one.memories.stores.items():
         kept = two.memories[name]
         same = np.array_equal(number[store.labels[: len(store)]], kept.labels[: len(kept)])
@@ -181,6 +200,17 @@ def class_numbers_do_not_matter(method: str) -> None:
             assert close, f"the row '{row}' of {method} depends on how classes are numbered (step {step})"
 
 
+def scoring_leaves_everything_untouched(method: str) -> None:
+    """Planning a step, which may score images with the net, moves nothing, and planning again gives the same plan."""
+    engine, stream = prepared(method)
+    piece = stream.batch(engine.progress.step)
+    engine._advance(piece.labels, piece.task)
+    new = Incoming(piece.x, piece.labels, piece.sources, engine.progress, piece.fresh)
+    with engine_untouched(engine, "planning"):
+        first, second = ({name: vars(rows) for name, rows in engine._plan(new, 0).items()} for _ in range(2))
+    assert_same(first, second, f"two plans of {method} for one step")
+
+
 def evaluation_changes_nothing(method: str) -> None:
     """Evaluating in between leaves parameters, gradients, statistics, memories and every random stream as they were."""
     engine, stream = prepared(method)
@@ -193,7 +223,10 @@ def grace_without_effect_is_the_method(method: str) -> None:
     plain, wrapped = toy_engine(method, taps=4), toy_engine(f"grace({method}, beta=0, adaptive=False)", taps=4)
     for engine in (plain, wrapped):
         feed(engine, engine.method.stream(toy_stream()), until=8)
+        fit_steps(engine, 5)
     assert_same(wrapped.net.state_dict(), plain.net.state_dict(), f"grace({method}) without effect")
+    if plain.fit is not None and wrapped.fit is not None:
+        assert_same(wrapped.fit.net.state_dict(), plain.fit.net.state_dict(), f"the fit of grace({method}) without effect")
 
 
 def says_whether_it_needs_tasks(method: str) -> None:
@@ -202,7 +235,8 @@ def says_whether_it_needs_tasks(method: str) -> None:
         return
     stream = parse_method(method).stream(toy_stream())
     unmarked = dataclasses.replace(stream, task_of_step=np.full(len(stream), NO_TASK))
-    assert any(feed(toy_engine(method), unmarked)), f"{method} made no step on a stream without task marks"
+    engine = toy_engine(method)
+    assert any([*feed(engine, unmarked), *fit_steps(engine, 1)]), f"{method} made no step on a stream without task marks"
 
 
 METHOD_LAWS: dict[str, Callable[[str], None]] = {
@@ -215,6 +249,7 @@ METHOD_LAWS: dict[str, Callable[[str], None]] = {
         learns_without_memory,
         learns_single_images_and_single_classes,
         class_numbers_do_not_matter,
+        scoring_leaves_everything_untouched,
         evaluation_changes_nothing,
         grace_without_effect_is_the_method,
         says_whether_it_needs_tasks,
@@ -292,14 +327,20 @@ def check_backbone(make: Callable[[tuple[int, int, int], int], Backbone], taps: 
 
 
 def next_batch(engine: Engine, stream: Stream) -> tuple[Batch, Taps]:
-    """The batch that the engine's next step would train on, and what the net says of it."""
+    """The batch that the engine's next step would train on (of a fit, if it trains in no other), and what the net says of it."""
+    if not engine.method.trains_on_stream:
+        engine.prepare()
+        fit = engine.unfinished_fit
+        assert fit is not None, f"{engine.method!r} trains neither on the stream nor before evaluation"
+        batch = engine._assemble_fit(fit)
+        return batch, fit.net(batch.x)
     piece = stream.batch(engine.progress.step)
     engine._advance(piece.labels, piece.task)
     new = Incoming(piece.x, piece.labels, piece.sources, engine.progress, piece.fresh)
-    plan = engine.method.plan(new, engine.memories, engine._rng("plan"))
+    plan = engine._plan(new, 0)
     assert plan, f"{engine.method!r} plans no update in the middle of the stream"
     batch = engine._assemble(plan, new, 0)
-    batch.targets = engine.method.targets(batch)
+    engine._prepare_batch(batch)
     return batch, engine._forward(batch)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,17 +13,27 @@ from gracecl.core import Ints
 from gracecl.engine import Engine
 from gracecl.errors import UserError
 from gracecl.evaluate import Evaluation, evaluate
+from gracecl.fit import Fit
 from gracecl.record import Recorder
 from gracecl.streams import Stream
 
 
 @dataclass
 class Timing:
-    """Seconds spent, kept through resumes."""
+    """Seconds spent and images looked at, kept through resumes."""
 
     train_seconds: float = 0.0
     eval_seconds: float = 0.0
     images: int = 0
+    """trained on"""
+    forward: int = 0
+    """images that went through the net, those of scoring, teachers and the ends of tasks too"""
+    backward: int = 0
+    """images that a gradient was taken of"""
+    fit_seconds: float = 0.0
+    """of fits before evaluation, apart from the steps and from the evaluation itself"""
+    fit_images: int = 0
+    """trained on in such fits, each forward and backward once"""
 
 
 @dataclass
@@ -51,10 +61,18 @@ class Trainer:
 
     @property
     def done(self) -> bool:
-        return self.at >= len(self.stream)
+        return self.at >= len(self.stream) and self.engine.unfinished_fit is None
 
     def step(self) -> None:
-        step, started = self.at, time.perf_counter()
+        """A batch of the stream and the evaluation due after it, or one step of the fit that this evaluation waits for."""
+        if fit := self.engine.unfinished_fit:
+            self._step_fit(fit)
+        else:
+            self._learn()
+
+    def _learn(self) -> None:
+        step, started, net = self.at, time.perf_counter(), self.engine.net
+        forward, backward = net.forwarded, net.backwarded
         batch = self.stream.batch(step)
         outcome = self.engine.learn(batch.x, batch.labels, batch.task, batch.sources, batch.fresh)
         if outcome is not None:
@@ -66,13 +84,29 @@ class Trainer:
             values = self.engine.method.task_values()
             self.recorder.event("task", step, task=batch.task, values=values, memory=composition)
         self.timing.train_seconds += time.perf_counter() - started
-        at_mark = step in self.stream.marks
-        if at_mark or (self.eval_every and (step + 1) % self.eval_every == 0):
-            self.evaluate(step, at_mark)
+        self.timing.forward += net.forwarded - forward
+        self.timing.backward += net.backwarded - backward
+        if step in self.stream.marks or (self.eval_every and (step + 1) % self.eval_every == 0):
+            started = time.perf_counter()
+            self.engine.prepare()
+            self.timing.eval_seconds += time.perf_counter() - started
+            if self.engine.unfinished_fit is None:
+                self.evaluate(step)
 
-    def evaluate(self, step: int, at_mark: bool) -> None:
+    def _step_fit(self, fit: Fit) -> None:
+        """The evaluation follows the last step at once, so that one is due as long as a fit is unfinished, and no longer."""
+        step, started = self.at - 1, time.perf_counter()
+        outcome = self.engine.step_fit(fit)
+        self.timing.fit_images += outcome.images
+        self.timing.fit_seconds += time.perf_counter() - started
+        if fit.done:
+            task = int(self.stream.task_of_step[step])
+            self.recorder.step(step, task, replace(outcome, images=fit.trained_on), kind="fit")
+            self.evaluate(step)
+
+    def evaluate(self, step: int) -> None:
         """All tasks met so far, all rules, recorded."""
-        started = time.perf_counter()
+        started, at_mark = time.perf_counter(), step in self.stream.marks
         self.evaluation = result = evaluate(self.engine, *self.test_images())
         mark = int(np.searchsorted(self.stream.marks, step))
         self.recorder.event("eval", step, task=mark, task_end=at_mark, accuracy=result.accuracy, ece=result.ece, nll=result.nll)

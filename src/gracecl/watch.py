@@ -33,7 +33,8 @@ class Progress:
 
     def __str__(self) -> str:
         step = f"{self.title}: step {self.at} of {self.total}"
-        return ", ".join([step, f"{self.rate:.1f}/s", f"{self.seconds_left:.0f} s left", *self.state])
+        pace = [f"{self.rate:.1f}/s", f"{self.seconds_left:.0f} s left"] if self.rate else []
+        return ", ".join([step, *pace, *self.state])
 
 
 class Watch:
@@ -55,11 +56,14 @@ class Follower(Watch):
         self.trainer, self.title = trainer, title
         self.began = self.looked = time.monotonic()
         self.from_step = trainer.at
+        self.fit_from: tuple[int, int, float] = (-1, 0, 0.0)
+        self._note_fit(self.began)
         yield
 
     def due(self, seconds: float) -> bool:
         """Whether the last look is so long ago; if so, this is one."""
         now = time.monotonic()
+        self._note_fit(now)
         if now - self.looked < seconds:
             return False
         self.looked = now
@@ -74,7 +78,7 @@ class Follower(Watch):
     def _state(self) -> list[str]:
         """The headline accuracy of the last evaluation, the running accuracy on the step's images, the entropies."""
         latest, evaluation = self.trainer.recorder.latest, self.trainer.evaluation
-        parts = []
+        parts = self._fit()
         if evaluation is not None:
             percents = [value for value in evaluation.accuracy[self.trainer.engine.method.rule] if value is not None]
             parts.append(f"test {sum(percents) / len(percents):.1f} %")
@@ -83,6 +87,21 @@ class Follower(Watch):
         if "log/H" in latest:
             parts.append("H " + " ".join(f"{value:.2f}" for value in latest["log/H"]))
         return parts
+
+    def _fit(self) -> list[str]:
+        """Where the fit is that an evaluation waits for, and its rate since it began or was resumed."""
+        fit, now = self.trainer.engine.unfinished_fit, time.monotonic()
+        if fit is None:
+            return []
+        self._note_fit(now)
+        _, at, began = self.fit_from
+        return [f"fit {fit.at} of {fit.of}, {(fit.at - at) / max(now - began, 1e-9):.1f}/s"]
+
+    def _note_fit(self, now: float) -> None:
+        """Notes where and when a fit was first met."""
+        fit = self.trainer.engine.unfinished_fit
+        if fit is not None and self.fit_from[0] != self.trainer.at:
+            self.fit_from = self.trainer.at, fit.at, now
 
 
 class LiveWatch(Follower):

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
+from torch import nn
 
 from gracecl import spec
 from gracecl.memory import Memory
+from gracecl.method import parts
+from gracecl.nets import Backbone, ModuleBackbone
 from gracecl.nets.mlp import mlp
 from gracecl.nets.resnet import resnet18
+from gracecl.nets.vit import vit
 from gracecl.registry import methods, nets
 from gracecl.streams.iid import offline, shuffled
-from gracecl.testing import METHOD_LAWS, check_backbone, check_memory, check_stream, toy_stream
+from gracecl.testing import METHOD_LAWS, check_backbone, check_memory, check_stream, resumes_exactly, toy_stream
 
 METHODS = [name for name in methods.names() if name != "grace"]
 EXPRESSIONS = [*(f"{name}()" for name in METHODS), *(f"grace({name}())" for name in METHODS), "er(reduction='sum_of_means')"]
+SUMS = ["er() + ewc() + cpr()", "grace(er() + ewc())", "grace(sgd(classes='current') + lwf())", "grace(derpp() + si())"]
+NETS = ["resnet18(width=2)", "vit(patch=4, dim=8, depth=4, heads=2)", "own_cnn"]
 READINGS = [f"grace(mose(), {option})" for option in (
     "entropy_mode='cpr'", "entropy_mode='target'", "entropy_mode='deviation'", "entropy_mode='cpr_literal'",
     "entropy_mode='uniform'", "entropy_mode='none'", "adaptive=False", "alpha_on='ce_new'", "alpha_on='all'",
     "val_source='heldout'", "entropy_on='new'", "entropy_on='stream'", "classes='seen'",
     "unbiased=True", "attached=True", "sigma_floor=0.05",
+    "strength='bayes'", "strength='bayes(c=1, tau=0.5)'", "strength='pi'", "strength='balance'",
 )]  # fmt: skip
+
+
+@nets.register("own_cnn")
+def own_cnn(shape: tuple[int, int, int], taps: int, at_most: bool) -> Backbone:
+    """A user's own module: three blocks of different width, tapped where their outputs are."""
+    widths = [shape[0], 3, 4, 5]
+    blocks = (nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU()) for a, b in pairwise(widths))
+    return ModuleBackbone(nn.Sequential(*blocks), None, taps, at_most, (1, *shape))
 
 
 @pytest.mark.parametrize("law", METHOD_LAWS)
@@ -28,9 +45,17 @@ def test_method(expression: str, law: str) -> None:
     METHOD_LAWS[law](expression)
 
 
-@pytest.mark.parametrize("expression", [f"{name}()" for name in METHODS] + ["grace(mose())"])
-def test_resumes_exactly_on_the_paper_s_net(expression: str) -> None:
-    METHOD_LAWS["resumes_exactly"](expression, net="resnet18(width=2)")
+@pytest.mark.parametrize("law", METHOD_LAWS)
+@pytest.mark.parametrize("expression", SUMS)
+def test_sum(expression: str, law: str) -> None:
+    METHOD_LAWS[law](expression)
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_resumes_exactly_on_every_kind_of_net(expression: str, net: str) -> None:
+    """In the middle of the second task; the first law above stops at every kind of moment."""
+    resumes_exactly(expression, net, stops=[9])
 
 
 @pytest.mark.parametrize("law", ["losses_are_pure", "rows_are_per_layer_and_finite", "resumes_exactly", "expression_comes_back"])
@@ -50,17 +75,23 @@ def test_memory() -> None:
 
 @pytest.mark.parametrize("taps", [1, 2, 4])
 @pytest.mark.parametrize(
-    "make", [lambda shape, taps: resnet18(shape, taps, False, width=2), lambda s, t: mlp(s, t, False, 8, depth=4)]
+    "make",
+    [
+        lambda shape, taps: resnet18(shape, taps, False, width=2),
+        lambda shape, taps: mlp(shape, taps, False, 8, depth=4),
+        lambda shape, taps: vit(shape, taps, False, patch=5 if shape[1] == 15 else 4, dim=8, depth=4, heads=2),
+    ],
 )
 def test_backbone(make, taps: int) -> None:
     check_backbone(make, taps)
 
 
 def test_every_net_is_checked() -> None:
-    assert set(nets.names()) == {"resnet18", "mlp"}, "add the new net to test_backbone"
+    elsewhere = {"timm", "transformers", "efficientnet_lite0"}  # packages of others, and not any image: tests/test_pretrained.py
+    assert set(nets.names()) - {"own_cnn"} == {"resnet18", "mlp", "vit"} | elsewhere, "add the new net to test_backbone"
 
 
 def test_every_registered_method_says_what_it_is() -> None:
     for name, line in methods.summaries().items():
         assert line, f"{name} has no docstring"
-        assert spec.parse_method(name).name == name
+        assert name in [part.name for part in parts(spec.parse_method(name))]

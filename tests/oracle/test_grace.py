@@ -14,15 +14,17 @@ from torch import Tensor
 
 from gracecl import nets, rng
 from gracecl.augment import Pixels
+from gracecl.controllers import Signals, relative
 from gracecl.core import Batch, Block, Incoming, LossTable, Progress, Taps, total
 from gracecl.data import Data, from_arrays
 from gracecl.engine import Engine, Outcome
 from gracecl.errors import UserError
+from gracecl.feedback import Feedback
 from gracecl.losses import cross_entropy, entropy
 from gracecl.memory import Memories
 from gracecl.method import Method
 from gracecl.methods.er import ER
-from gracecl.methods.grace import Grace, gradient_ratio, head_accuracies
+from gracecl.methods.grace import Grace, head_accuracies
 from gracecl.methods.mose import MOSE
 from gracecl.nets.tapped import TappedNet
 from gracecl.record import Recorder
@@ -144,8 +146,8 @@ def test_alpha_reference_values() -> None:
         net.classifier.bias[:, 0, 1] = torch.tensor([0.5 - 100 * a for a in A])
     engine._task_open = True
     engine.end_task()
-    assert engine.method.accuracy.tolist() == pytest.approx(A, abs=1e-7)
-    assert engine.method.alpha.tolist() == pytest.approx(ALPHA, abs=5e-6)
+    assert engine.method.feedback.accuracy.tolist() == pytest.approx(A, abs=1e-7)
+    assert engine.method.task_values()["alpha"] == pytest.approx(ALPHA, abs=5e-6)
     assert engine.method.task_values()["A"] == pytest.approx(A, abs=1e-7)
     assert engine.method.task_values()["s"] == pytest.approx(scores(A), abs=1e-5)
 
@@ -153,14 +155,16 @@ def test_alpha_reference_values() -> None:
 def test_factors_are_bounded() -> None:
     """With four layers |z| is at most √3, so every factor lies in [0.391, 2.558]; the extreme is one layer against three."""
     for extreme, unbiased, low, high in ((math.sqrt(3), False, 0.391, 2.558), (1.5, True, 0.404, 2.472)):
-        grace = Grace(ER(), unbiased=unbiased)
-        z = grace.relative(torch.tensor([0.0, 0, 0, 1], dtype=torch.float64))
-        assert z.abs().max().item() == pytest.approx(extreme, rel=1e-9)
-        assert (grace.strength(z) / BETA).max().item() == pytest.approx(high, abs=5e-4)
-        assert (grace.strength(-z) / BETA).min().item() == pytest.approx(low, abs=5e-4)
+        rule = Grace(ER(), unbiased=unbiased).controller()
+        assert rule.relative(torch.tensor([0.0, 0, 0, 1], dtype=torch.float64)).abs().max().item() == pytest.approx(
+            extreme, rel=1e-9
+        )
+        one_high, one_low = (Signals(logits_of(values), torch.full((4,), torch.nan)) for values in ((1, 1, 1, 2), (2, 2, 2, 1)))
+        assert (rule.strengths(one_high) / BETA).max().item() == pytest.approx(high, abs=5e-4)
+        assert (rule.strengths(one_low) / BETA).min().item() == pytest.approx(low, abs=5e-4)
         random = torch.rand(200, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         for values in random:
-            assert grace.relative(values).abs().max() <= extreme + 1e-9
+            assert rule.relative(values).abs().max() <= extreme + 1e-9
 
 
 # Entropy modes, grace.md 3.3 #1 and #18.
@@ -250,14 +254,13 @@ def test_layers_that_agree_have_z_zero(entropies: tuple[float, ...], unbiased: b
 def test_heads_that_are_equally_good_have_z_zero_in_single_precision(layers: int) -> None:
     """Any share of right answers out of 30, the same in every layer."""
     for right in range(31):
-        z = Grace(ER()).relative(torch.full((layers,), right / 30))
+        z = relative(torch.full((layers,), right / 30))
         assert z.tolist() == [0.0] * layers, right
 
 
 def test_a_spread_just_above_the_limit_counts_in_full() -> None:
-    grace = Grace(ER())
     values = torch.tensor([0, 0, 0, 4e-8], dtype=torch.float64)
-    assert grace.relative(values).tolist() == pytest.approx(scores((0, 0, 0, 4e-8)), rel=1e-9)
+    assert relative(values).tolist() == pytest.approx(scores((0, 0, 0, 4e-8)), rel=1e-9)
 
 
 @pytest.mark.parametrize("entropies", [(2.0,), (1.5, 1.5, 1.5, 1.5)], ids=["one layer", "equal"])
@@ -312,10 +315,14 @@ def step() -> Step:
     return Step(engine, new, batch, out, inner)
 
 
-def around(step: Step, **options: object) -> Grace:
-    """GRACE around the step's own method."""
+GIVEN_ALPHA = torch.tensor([2.0, 3.0, 5.0, 7.0])
+
+
+def around(step: Step, alpha: Tensor = GIVEN_ALPHA, **options: object) -> Grace:
+    """GRACE around the step's own method, with α as given."""
     grace = Grace(step.engine.method, **options)
-    grace.alpha = torch.tensor([2.0, 3.0, 5.0, 7.0])
+    grace.feedback = Feedback(4, grace.controller())
+    grace.feedback.controller.weights = lambda accuracy: alpha
     return grace
 
 
@@ -327,11 +334,9 @@ def test_alpha_acts_on_its_rows_and_on_no_other(step: Step, alpha_on: str, touch
     grace = around(step, alpha_on=alpha_on)
     table = grace.losses(step.out, step.batch)
     for row, value in step.inner.items():
-        expected = value * grace.alpha if row in touched else value
+        expected = value * GIVEN_ALPHA if row in touched else value
         torch.testing.assert_close(table[row], expected, rtol=1e-6, atol=0)
-    plain = around(step)
-    plain.alpha = torch.ones(4)
-    ones = plain.losses(step.out, step.batch)
+    ones = around(step, torch.ones(4)).losses(step.out, step.batch)
     for row in ("entropy", "log/H", "log/gamma", "log/z"):
         assert torch.equal(table[row], ones[row])
     objective = sum(table[row].sum().item() for row in (*step.inner, "entropy"))
@@ -430,7 +435,7 @@ def test_alpha_follows_the_accuracies_on_the_past(source: str) -> None:
     assert len(used[1]) == 5
     for alpha in used[1]:
         assert alpha == pytest.approx(expected, rel=1e-5)
-    assert engine.method.accuracy.tolist() == pytest.approx(accuracies)
+    assert engine.method.feedback.accuracy.tolist() == pytest.approx(accuracies)
     assert expected != [1.0] * 4
 
 
@@ -445,7 +450,7 @@ def test_without_adaptation_alpha_stays_one_but_accuracies_are_known() -> None:
     engine = make_engine("grace(er(n_recall=8), adaptive=False)")
     tables = [outcome.table for _, outcome in run(engine, numbered(4, 8))]
     assert all(table["log/alpha"].tolist() == [1.0] * 4 for table in tables)
-    assert torch.isfinite(engine.method.accuracy).all()
+    assert torch.isfinite(engine.method.feedback.accuracy).all()
 
 
 def test_without_memory_alpha_stays_one() -> None:
@@ -499,8 +504,8 @@ def test_test_oracle_uses_the_test_images_of_the_tasks_so_far(tmp_path: Path) ->
         trainer.step()
     first = np.flatnonzero(data.test_y < 2)
     expected = accuracies_by_loop(engine.net, data.test_x[torch.from_numpy(first)], data.test_y[first])
-    assert engine.method.accuracy.tolist() == pytest.approx(expected)
-    assert engine.method.alpha.tolist() == pytest.approx(literal_alpha(expected), rel=1e-5)
+    assert engine.method.feedback.accuracy.tolist() == pytest.approx(expected)
+    assert engine.method.task_values()["alpha"] == pytest.approx(literal_alpha(expected), rel=1e-5)
     recorder.close()
 
 
@@ -522,7 +527,8 @@ def test_gradient_ratio_is_autograds() -> None:
     [of_entropy] = torch.autograd.grad((gamma * entropy(logits)).sum(), logits)
     [of_cross_entropy] = torch.autograd.grad((alpha * cross_entropy(logits, y)).sum(), logits)
     expected = of_entropy.flatten(1).norm(dim=1) / of_cross_entropy.flatten(1).norm(dim=1)
-    torch.testing.assert_close(gradient_ratio(logits.detach(), y, gamma, alpha), expected, rtol=1e-6, atol=1e-12)
+    ratio = gamma.abs() * Signals(logits, torch.full((4,), torch.nan), y).pull / alpha
+    torch.testing.assert_close(ratio, expected, rtol=1e-6, atol=1e-12)
 
 
 def test_gradient_ratio_of_the_estimates_in_the_specification() -> None:
@@ -530,7 +536,7 @@ def test_gradient_ratio_of_the_estimates_in_the_specification() -> None:
     for p, expected in ((0.1, 0.2), (0.5, 2.3), (0.9, 6.1), (0.99, 9.1), (0.999, 11.5)):
         logits = torch.zeros(1, 1, 100, dtype=torch.float64)
         logits[0, 0, 0] = math.log(99 * p / (1 - p))
-        ratio = gradient_ratio(logits, torch.tensor([0]), torch.ones(1), torch.ones(1)).item()
+        ratio = Signals(logits, torch.full((1,), torch.nan), torch.tensor([0])).pull.item()
         assert ratio == pytest.approx(expected, abs=0.06)
 
 
@@ -539,7 +545,7 @@ def test_gradient_ratio_is_recorded_every_hundred_steps() -> None:
     logits = logits_of(H)
     rows = {number: grace.losses(taps(logits), one_image(step=number)) for number in (0, 1, 99, 100)}
     assert ["log/gradient_ratio" in rows[number] for number in (0, 1, 99, 100)] == [True, False, False, True]
-    expected = gradient_ratio(logits, torch.tensor([0]), rows[100]["log/gamma"], torch.ones(4))
+    expected = rows[100]["log/gamma"] * Signals(logits, torch.ones(4), torch.tensor([0])).pull
     torch.testing.assert_close(rows[100]["log/gradient_ratio"], expected)
 
 
@@ -603,8 +609,8 @@ def test_alpha_and_accuracies_are_in_the_checkpoint() -> None:
         pass
     restored = attached(Grace(ER()), 4, 4)
     restored.load_state_dict(engine.method.state_dict())
-    assert torch.equal(restored.alpha, engine.method.alpha)
-    assert torch.equal(restored.accuracy, engine.method.accuracy)
+    assert torch.equal(restored.feedback.accuracy, engine.method.feedback.accuracy)
+    assert restored.task_values() == engine.method.task_values()
 
 
 def test_the_default_is_the_papers_system() -> None:

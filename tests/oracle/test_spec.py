@@ -207,7 +207,7 @@ def test_code_is_refused_and_not_run(text: str, tmp_path: Path) -> None:
         ("xyzzy", "unknown method 'xyzzy' "),
         ("er(n_recal=3)", "er has no option 'n_recal'; did you mean 'n_recall'"),
         ("grace(er(), entropymode='cpr')", "did you mean 'entropy_mode'"),
-        ("er(64, 'concat', 5)", "at most 2 arguments"),
+        ("er(64, 'concat', 5, 6)", "at most 3 arguments"),
         ("er(n_recall='many')", "n_recall must be a whole number, not 'many'"),
         ("er(n_recall=2.5)", "whole number"),
         ("er(n_recall=True)", "whole number"),
@@ -309,7 +309,7 @@ def test_a_sum_adds_the_rows_of_the_part_and_lets_it_observe() -> None:
 def test_alpha_leaves_a_penalty_alone() -> None:
     learner = engine(parse_method("grace(er(n_recall=3) + pull_zero(), beta=0)"))
     plain = engine(parse_method("er(n_recall=3) + pull_zero()"))
-    learner.method.alpha = torch.tensor([2.0, 3.0])
+    learner.method.feedback.controller.weights = lambda accuracy: torch.tensor([2.0, 3.0])
     [a], [b] = learn(learner, 1), learn(plain, 1)
     assert torch.equal(a["penalty/pull"], b["penalty/pull"])
     assert torch.equal(a["ce/all"], b["ce/all"] * torch.tensor([2.0, 3.0]))

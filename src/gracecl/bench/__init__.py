@@ -20,13 +20,14 @@ PARTS = {
     "startup": "how soon the command answers",
     "roofline": "arithmetic per second against a large matrix product",
     "avalanche": "Avalanche's replay against ours (needs the extra gracecl[avalanche])",
+    "methods": "every method's step against bare passes over as many images",
     "choices": "layouts, precisions, compilation, optimisers, threads and allocators against the defaults",
 }
 TEXTS = {
     "profile": "where the time of a step goes, by operation",
     "cost": "seconds per step as a model, and what the paper's tables would cost here and on GPUs",
 }
-DEFAULT = ("steps", "passes", "memory", "runs", "startup", "roofline", "avalanche")
+DEFAULT = ("steps", "passes", "memory", "runs", "startup", "roofline", "methods", "avalanche")
 
 
 def chosen(names: Iterable[str]) -> list[str]:

@@ -123,7 +123,7 @@ class AvalancheReplay:
         self.net = two_layers(int(np.prod(stream.data.shape)), WIDTH, stream.data.classes)
         self.strategy = Naive(
             model=self.net,
-            optimizer=optim.build(OPTIMISER, list(self.net.parameters())),
+            optimizer=optim.build(OPTIMISER, [(1.0, list(self.net.parameters()))]),
             criterion=nn.CrossEntropyLoss(),
             train_mb_size=BATCH,
             train_epochs=1,

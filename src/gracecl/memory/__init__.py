@@ -21,6 +21,8 @@ class Memories:
     def __init__(self, capacity: int, shape: tuple[int, int, int], device: torch.device | str = "cpu") -> None:
         self.stores = {"replay": Memory(capacity, shape, device)}
         self._shape, self._device = shape, device
+        self.beyond_budget = 0
+        """slots of scratch stores, which a run reports"""
         self.oracle: Callable[[], tuple[Tensor, Ints]] | None = None
         """test images and labels of the tasks so far, where the run has them: for diagnosis, never for a result"""
 
@@ -37,6 +39,12 @@ class Memories:
             raise UserError(f"a memory of {self.replay.capacity} images has no {slots} slots for '{name}'; use a larger --memory")
         self.stores["replay"] = Memory(self.replay.capacity - slots, self._shape, self._device)
         self.stores[name] = Memory(slots, self._shape, self._device)
+        return self.stores[name]
+
+    def scratch(self, name: str, slots: int) -> Memory:
+        """A store of images beyond the budget, for a method that looks at its task once more when it ends and then forgets it."""
+        self.stores[name] = Memory(slots, self._shape, self._device)
+        self.beyond_budget += slots
         return self.stores[name]
 
     def state_dict(self) -> dict[str, Any]:

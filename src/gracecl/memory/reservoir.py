@@ -100,11 +100,25 @@ class Memory:
             return self._by_label.draw(n, rng, self._by_label.keys() - set(except_labels))
         return distinct(n, self.filled, rng)
 
+    def clear(self) -> None:
+        """Forgets everything, also how much was offered."""
+        self.filled = self.offered = 0
+        self.labels[:], self.tasks[:] = -1, NO_TASK
+        self._by_label, self._by_task = Buckets(self.capacity), Buckets(self.capacity)
+
     def count(self, *, task: int | None = None, label: int | None = None) -> int:
         """How many slots hold images of a task, of a label, or anything at all."""
         if task is not None:
             return self._by_task.size(task)
         return self._by_label.size(label) if label is not None else self.filled
+
+    def held(self) -> dict[int, int]:
+        """label -> images held, for every label that ever was in memory, in the order in which they came first."""
+        return self._by_label.sizes()
+
+    def slots_of(self, label: int) -> Ints:
+        """All slots that hold images of a label, in no particular order."""
+        return self._by_label.all(label)
 
     def composition(self) -> dict[int, int]:
         """label -> images held."""
@@ -151,8 +165,14 @@ class Buckets:
     def keys(self) -> set[int]:
         return set(self._slots)
 
+    def sizes(self) -> dict[int, int]:
+        return {key: len(slots) for key, slots in self._slots.items()}
+
     def size(self, key: int) -> int:
         return len(self._slots.get(key, ()))
+
+    def all(self, key: int) -> Ints:
+        return np.array(self._slots.get(key, ()), np.int64)
 
     def move(self, slots: list[int], old: list[int], new: list[int], occupied: list[bool]) -> None:
         """Takes the occupied slots out of their buckets `old` and puts all of them into `new`.

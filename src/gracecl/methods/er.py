@@ -1,8 +1,9 @@
 """Experience Replay. Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019.
 
     for each batch B_n from the stream:
-        B_M <- n_recall images drawn from memory, none of them twice
-        step on CE(B_n ∪ B_M)
+        mem_iters times:
+            B_M <- n_recall images drawn from memory, none of them twice
+            step on CE(B_n ∪ B_M)
         memory <- reservoir(memory, B_n)
 
 Differences from the paper: the softmax spans all classes (the paper's is restricted to the task's own); every image is seen
@@ -16,7 +17,8 @@ from typing import Literal
 
 import numpy as np
 
-from gracecl.core import Batch, Incoming, LossTable, Rows, Taps
+from gracecl.core import Batch, Incoming, Ints, LossTable, Rows, Taps
+from gracecl.errors import UserError
 from gracecl.losses import cross_entropy
 from gracecl.memory import Memories
 from gracecl.method import Method
@@ -32,13 +34,28 @@ class ER(Method):
     """images drawn from memory at each step"""
     reduction: Literal["concat", "sum_of_means"] = "concat"
     """one forward and one mean over new and replayed images, or two forwards and the sum of two means"""
+    mem_iters: int = 1
+    """optimiser steps on each batch of the stream, each with images drawn anew; the batch is stored once"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mem_iters < 1:
+            raise UserError(f"{self.name}: mem_iters must be at least 1, not {self.mem_iters}")
+
+    @property
+    def repeats(self) -> int:  # type: ignore[override]
+        return self.mem_iters
 
     def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
-        stream, slots = np.arange(len(new)), memories.replay.draw(self.n_recall, rng)
+        stream, slots = np.arange(len(new)), self.recall(new, memories, rng)
         if self.reduction == "concat":
             return {"all": Rows(stream, slots)}
         replay = {"replay": Rows(stream[:0], slots)} if len(slots) else {}
         return {"new": Rows(stream), **replay}
+
+    def recall(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> Ints:
+        """The slots to replay: here drawn uniformly."""
+        return memories.replay.draw(self.n_recall, rng)
 
     def forwards(self, blocks: list[str]) -> list[list[str]]:
         return [[block] for block in blocks]

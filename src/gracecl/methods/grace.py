@@ -8,12 +8,13 @@
             step on Σ_l ( α_l · L_l + γ_l · H_l )
 
 L_l is whatever the inner method's table says; α multiplies its cross-entropy rows, the others (contrast, distillation, penalties)
-stay.
+stay. The rule that makes α and γ is a controller (`controllers/`); `strength` names another one.
 
 Differences from the paper, which contradicts itself in places; each choice is an option below: α_l L_l is summed in every
 mini-batch (the printed algorithm sums it once, before any batch exists); γ is not differentiated; std is that of a complete set;
 where all layers agree (std below 1e-8) z is 0; the past is the replay memory at the task boundary, so α moves no image out of the
-budget; entropies are taken over all images of the step and all outputs. Predictions are the inner method's.
+budget; entropies are taken over all images of the step and all outputs. Predictions are the inner method's. On a stream without
+task marks α is renewed every `refresh_every` steps, which is our extension.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from gracecl.core import Batch, Incoming, Ints, LossTable, Progress, Taps, is_loss
+from gracecl import controllers
+from gracecl.controllers import Controller, Signals
+from gracecl.controllers.paper import EntropyMode
+from gracecl.core import NO_TASK, Batch, Incoming, Ints, LossTable, Progress, Taps, is_loss
 from gracecl.errors import UserError
-from gracecl.losses import entropy, full_precision
+from gracecl.feedback import Feedback
 from gracecl.memory import Memories
 from gracecl.method import Boundaries, Method, Wrapper
 from gracecl.nets.tapped import TappedNet
@@ -47,10 +50,10 @@ class Grace(Wrapper):
     """the method that makes the losses; the paper's is mose()"""
     beta: float = 0.005
     """β, the base strength of the entropy term"""
-    entropy_mode: Literal["alg1", "cpr", "target", "deviation", "cpr_literal", "uniform", "none"] = "alg1"
-    """what is added per layer. alg1: +β e^tanh(z) H, as Algorithm 1 prints. cpr: -β e^tanh(-z) H, as the introduction says.
-    target: β (e^tanh(z) - 1) H, towards the mean, as the abstract says. deviation: β (H - mean H)², as the theorems say.
-    cpr_literal: -β e^tanh(z) H. uniform: β H. none: nothing"""
+    entropy_mode: EntropyMode = "alg1"
+    """what strength="paper" adds per layer. alg1: +β e^tanh(z) H, as Algorithm 1 prints. cpr: -β e^tanh(-z) H, as the
+    introduction says. target: β (e^tanh(z) - 1) H, towards the mean, as the abstract says. deviation: β (H - mean H)², as the
+    theorems say. cpr_literal: -β e^tanh(z) H. uniform: β H. none: nothing"""
     adaptive: bool = True
     """whether α follows the past accuracies; False is the ablation without adaptive training, α = 1"""
     alpha_on: Literal["ce", "ce_new", "all"] = "ce"
@@ -64,29 +67,48 @@ class Grace(Wrapper):
     unbiased: bool = False
     """divide by L - 1 instead of L in both standard deviations"""
     attached: bool = False
-    """let gradients flow through γ"""
+    """let gradients flow through γ, which strength="paper" may do"""
     sigma_floor: float = 1e-8
     """smallest standard deviation that z is divided by; below 1e-8, z is 0"""
+    strength: str = "paper"
+    """the rule that makes γ: paper, bayes, pi, balance or one of your own, with options as in "bayes(c=1, tau=0.5)"; beta,
+    adaptive, unbiased and sigma_floor hold for each of them"""
+    refresh_every: int = 500
+    """steps after which α is renewed on a stream without task marks; 0 leaves it at 1 there"""
 
     own_boundaries: ClassVar[Boundaries] = "used"
     wants_taps: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.refresh_every < 0:
+            raise UserError(f"grace: refresh_every cannot be negative, as {self.refresh_every} is; 0 means never")
+        self.controller()  # refuses a bad rule now, not at the first step
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         if self.val_source == "heldout":
             memories.carve("heldout", max(1, round(HELDOUT_SHARE * memories.replay.capacity)))
         super().attach(net, memories)
-        self.alpha = torch.ones(net.layers, device=net.classifier.weight.device)
-        self.accuracy = torch.full_like(self.alpha, torch.nan)
+        self.feedback = Feedback(net.layers, self.controller(), net.classifier.weight.device)
+
+    def controller(self) -> Controller:
+        """The rule that `strength` names, with this method's options where the expression gives none."""
+        shared = {name: getattr(self, name) for name in ("beta", "adaptive", "unbiased", "sigma_floor")}
+        own = {"entropy_mode": self.entropy_mode, "attached": self.attached}
+        made = controllers.build(self.strength, **shared | (own if self.strength == "paper" else {}))
+        if self.strength != "paper" and own != {"entropy_mode": "alg1", "attached": False}:
+            raise UserError(f"grace: entropy_mode and attached are readings of strength='paper', not of '{self.strength}'")
+        return made
 
     def end_task(self, memories: Memories, progress: Progress) -> None:
-        """α for the next task, from how well each head still knows the past."""
         super().end_task(memories, progress)
+        self.look_back(memories)
+
+    def look_back(self, memories: Memories) -> None:
+        """What α follows from now on: how well each head still knows the past."""
         images, labels = self.past(memories)
-        if len(labels) == 0:
-            return
-        self.accuracy = head_accuracies(self.eval_net, images, labels)
-        if self.adaptive:
-            self.alpha = torch.exp(torch.tanh(-self.relative(self.accuracy)))
+        if len(labels) and self.trains_on_stream:  # else its heads know nothing yet, and α stays 1
+            self.feedback.accuracy = head_accuracies(self.eval_net, images, labels)
 
     def past(self, memories: Memories) -> tuple[Tensor, Ints]:
         if self.val_source == "test_oracle":
@@ -96,54 +118,26 @@ class Grace(Wrapper):
         store = memories["heldout"] if self.val_source == "heldout" else memories.replay
         return store.images[: len(store)], store.labels[: len(store)]
 
-    def relative(self, values: Tensor) -> Tensor:
-        """Each layer's value against the others': (value - mean) / std over the layers."""
-        std = self.spread(values)
-        precise = values.double()
-        z = (precise - precise.mean()) / std.clamp(min=max(self.sigma_floor, 1e-8))
-        return torch.where(std < 1e-8, torch.zeros_like(z), z).to(values.dtype)
-
-    def spread(self, values: Tensor) -> Tensor:
-        """The standard deviation over the layers, in double precision: in single, the mean of equal values may differ from them."""
-        precise = values.double()
-        variance = ((precise - precise.mean()) ** 2).sum() / max(1, len(values) - self.unbiased)
-        return torch.sqrt(variance.clamp(min=1e-20))  # the root of 0 has no gradient
-
-    def strength(self, z: Tensor) -> Tensor:
-        """The factor of each layer's entropy in the objective."""
-        match self.entropy_mode:
-            case "alg1":
-                return self.beta * torch.exp(torch.tanh(z))
-            case "cpr":
-                return -self.beta * torch.exp(torch.tanh(-z))
-            case "cpr_literal":
-                return -self.beta * torch.exp(torch.tanh(z))
-            case "target":
-                return self.beta * (torch.exp(torch.tanh(z)) - 1)
-            case "none":
-                return torch.zeros_like(z)
-        return torch.full_like(z, self.beta)
-
     def losses(self, out: Taps, batch: Batch) -> LossTable:
-        table = self.weighted(super().losses(out, batch))
-        rows = self.entropy_rows(batch)
-        logits = out.logits[:, rows]
-        h = entropy(logits, batch.seen if self.classes == "seen" else None)
-        z = self.relative(h if self.attached else h.detach())
-        gamma = self.strength(z)
-        distance = h - h.detach().mean()
+        signals = self.signals(out, batch)
+        controller = self.feedback.controller
+        alpha, gamma = controller(signals)
+        table = self.weighted(super().losses(out, batch), alpha)
         if self.entropy_mode != "none" and self.beta != 0:
             if "entropy" in table:
                 raise UserError(f"{self!r}: {self.inner!r} has an entropy row already; one grace is enough")
-            table["entropy"] = gamma * (distance**2 if self.entropy_mode == "deviation" else h)
-        table |= {"log/H": h, "log/z": z, "log/gamma": gamma, "log/alpha": self.alpha}
-        table["log/sigma_H"] = self.spread(h).to(h.dtype).expand_as(h)
+            table["entropy"] = controller.term(signals, gamma)
+        table |= {f"log/{name}": value for name, value in self.feedback.described(signals, alpha, gamma).items()}
         if batch.progress.step % RATIO_EVERY == 0:
-            slope = 2 * gamma * distance if self.entropy_mode == "deviation" else gamma
-            table["log/gradient_ratio"] = gradient_ratio(logits.detach(), batch.y[rows], slope, self.alpha)
+            table["log/gradient_ratio"] = controller.slope(signals, gamma).detach().abs() * signals.pull / alpha
         return table
 
-    def weighted(self, table: LossTable) -> LossTable:
+    def signals(self, out: Taps, batch: Batch) -> Signals:
+        """What the layers show on the images whose entropy counts."""
+        rows = self.entropy_rows(batch)
+        return Signals(out.logits[:, rows], self.feedback.accuracy, batch.y[rows], batch.seen if self.classes == "seen" else None)
+
+    def weighted(self, table: LossTable, alpha: Tensor) -> LossTable:
         """The inner table with α on the rows it acts on."""
         chosen = {row for row in table if is_loss(row) and self.acts_on(row)}
         if not chosen:
@@ -151,7 +145,7 @@ class Grace(Wrapper):
                 f"{self!r}: {self.inner!r} has no loss row for alpha_on='{self.alpha_on}' "
                 f"(its rows: {', '.join(table)}); use alpha_on='all' or another that matches"
             )
-        return {row: self.alpha * value if row in chosen else value for row, value in table.items()}
+        return {row: alpha * value if row in chosen else value for row, value in table.items()}
 
     def acts_on(self, row: str) -> bool:
         if self.alpha_on == "all":
@@ -167,6 +161,10 @@ class Grace(Wrapper):
             return batch.rows("new")
         return batch.supervised
 
+    def after_step(self, out: Taps, batch: Batch) -> None:
+        super().after_step(out, batch)
+        self.feedback.controller.after_step(self.signals(out, batch))
+
     def store(self, memories: Memories, new: Incoming, rng: np.random.Generator, notes: dict[str, Tensor]) -> None:
         if self.val_source != "heldout":
             return super().store(memories, new, rng, notes)
@@ -181,15 +179,22 @@ class Grace(Wrapper):
             {name: value[torch.from_numpy(rest).to(value.device)] for name, value in notes.items()},
         )
 
+    def observe(self, memories: Memories, new: Incoming, rng: np.random.Generator) -> None:
+        super().observe(memories, new, rng)
+        step = new.progress.step + 1
+        if new.progress.task == NO_TASK and self.refresh_every and step % self.refresh_every == 0:
+            self.look_back(memories)
+
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"alpha": self.alpha, "accuracy": self.accuracy}
+        return super().state_dict() | self.feedback.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.alpha, self.accuracy = state["alpha"].to(self.alpha.device), state["accuracy"].to(self.alpha.device)
+        self.feedback.load_state_dict(state)
 
     def task_values(self) -> dict[str, list[float]]:
-        values = {"A": self.accuracy, "s": self.relative(self.accuracy), "alpha": self.alpha}
+        controller, accuracy = self.feedback.controller, self.feedback.accuracy
+        values = {"A": accuracy, "s": controller.relative(accuracy), "alpha": controller.weights(accuracy)}
         return super().task_values() | {name: value.tolist() for name, value in values.items()}
 
 
@@ -200,18 +205,3 @@ def head_accuracies(net: TappedNet, images: Tensor, labels: Ints) -> Tensor:
     for rows, taps in net.sweep(images):
         right += (taps.logits.argmax(dim=-1) == torch.from_numpy(labels[rows]).to(device)).sum(dim=-1)
     return right / len(labels)
-
-
-def gradient_ratio(logits: Tensor, y: Tensor, slope: Tensor, alpha: Tensor) -> Tensor:
-    """[L]: norm of the entropy term's gradient at the logits over that of α times a plain mean cross-entropy on the same images.
-
-    In closed form, with p the softmax over all outputs: ∂H/∂logit = -p (ln p + H) and ∂CE/∂logit = p - onehot(y). `slope` is the
-    derivative of each layer's term with respect to its H, which is γ except in mode `deviation`.
-    """
-    log_p = F.log_softmax(full_precision(logits), dim=-1)
-    p = log_p.exp()
-    h = -(p * log_p).sum(dim=-1, keepdim=True)
-    of_entropy = (p * (log_p + h)).flatten(1).norm(dim=1)
-    of_cross_entropy = (p - F.one_hot(y, p.shape[-1])).flatten(1).norm(dim=1)
-    ratio: Tensor = slope.detach().abs() * of_entropy / (alpha * of_cross_entropy).clamp(min=1e-12)
-    return ratio

@@ -9,6 +9,7 @@ Differences from the paper: there is none to differ from; the step is that of ER
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from torch import Tensor
@@ -25,8 +26,16 @@ from gracecl.registry import methods
 class SGD(Method):
     """Fine-tuning on the stream, the lower bound."""
 
+    classes: Literal["all", "seen", "current"] = "all"
+    """what the softmax spans: all outputs, the classes met so far, or those met in the current task (which lwf() needs)"""
+
     def losses(self, out: Taps, batch: Batch) -> LossTable:
-        return {"ce/all": cross_entropy(out.logits, batch.y)}
+        return {"ce/all": cross_entropy(out.logits, batch.y, self.spanned(batch))}
+
+    def spanned(self, batch: Batch) -> Tensor | None:
+        if self.classes == "all":
+            return None
+        return batch.seen if self.classes == "seen" else batch.current
 
     def store(self, memories: Memories, new: Incoming, rng: np.random.Generator, notes: dict[str, Tensor]) -> None:
         """Keeps nothing."""

@@ -6,10 +6,12 @@ from gracecl import spec
 from gracecl.augment import Pixels
 from gracecl.errors import UserError
 from gracecl.method import Method
+from gracecl.nets.module import ModuleBackbone, tap
 from gracecl.nets.tapped import Backbone, TappedNet
+from gracecl.nets.trunk import TrunkOptions, take_options
 from gracecl.registry import nets
 
-__all__ = ["Backbone", "TappedNet", "build", "taps_for"]
+__all__ = ["Backbone", "ModuleBackbone", "TappedNet", "TrunkOptions", "build", "tap", "taps_for"]
 
 PAPER_TAPS = 4
 
@@ -23,9 +25,12 @@ def build(expression: str, shape: tuple[int, int, int], classes: int, pixels: Pi
     """The net an expression such as `resnet18(width=20)` names, for images of this shape.
 
     `taps` is the number of tapped layers, counted from the last; None means the paper's four, or as many as the backbone has.
+    Whatever the net, its expression may also say how its trunk learns (`TrunkOptions`).
     """
     if taps is not None and taps < 1:
         raise UserError(f"--taps must be at least 1, not {taps}")
-    call = spec.parse_call(expression)
+    call, trunk_options = take_options(spec.parse_call(expression))
     backbone: Backbone = spec.construct(nets, call, shape, taps if taps is not None else PAPER_TAPS, taps is None)
-    return TappedNet(backbone, classes, pixels)
+    net = TappedNet(backbone, classes, pixels)
+    trunk_options.apply(net, shape, call.name)
+    return net

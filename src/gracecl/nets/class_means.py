@@ -29,3 +29,8 @@ def class_means(net: TappedNet, images: Tensor, labels: Ints, seen: tuple[int, .
             direction = rng.generator("direction of a class without images", rank).standard_normal((net.layers, net.width))
             sums[:, label] = torch.from_numpy(direction).to(sums)
     return F.normalize(sums, dim=-1)
+
+
+def nearest_mean(features: Tensor, means: Tensor) -> Tensor:
+    """`[L, B, C]`: minus the squared distance of each image's unit features from each class's mean, both unit vectors."""
+    return 2 * (F.normalize(features, dim=-1) @ means.transpose(1, 2)) - 2

@@ -109,6 +109,9 @@ class ResNet18(Backbone):
                 if isinstance(module, nn.Conv2d):
                     nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
+    def tap_parts(self) -> list[nn.Module]:
+        return [self.gates, self.chains]
+
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
         aligned = []

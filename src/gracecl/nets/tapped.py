@@ -11,8 +11,10 @@ from torch.nn import functional as F
 
 from gracecl.augment import Pixels
 from gracecl.core import Taps
+from gracecl.optim import ParameterGroup
 
 M = TypeVar("M", bound=nn.Module)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class Backbone(nn.Module):
@@ -22,9 +24,33 @@ class Backbone(nn.Module):
     """L"""
     width: int
     """D"""
+    frozen: bool = False
+    """whether the trunk's weights and running statistics stay as they are"""
+    trunk_lr: float = 1.0
+    """the trunk's learning rate as a part of the optimiser's"""
 
     def forward(self, x: Tensor) -> Tensor:
         raise NotImplementedError
+
+    def tap_parts(self) -> list[nn.Module]:
+        """What a tap reads its layer through and no later layer uses, such as gates and norms; the rest is the trunk."""
+        return []
+
+    def trunk_modules(self) -> list[nn.Module]:
+        """Every module of the trunk, those inside others too."""
+        of_taps = {module for part in self.tap_parts() for module in part.modules()}
+        return [module for module in self.modules() if module not in of_taps]
+
+    def trunk_parameters(self) -> list[nn.Parameter]:
+        return [parameter for module in self.trunk_modules() for parameter in module.parameters(recurse=False)]
+
+    def train(self, mode: bool = True) -> Backbone:
+        """Sets the mode; batch norms of a frozen trunk stay in evaluation mode, where their statistics do not move."""
+        super().train(mode)
+        for module in self.trunk_modules() if self.frozen else ():
+            if isinstance(module, BATCH_NORMS):
+                module.eval()
+        return self
 
 
 def stack_layers(features: list[Tensor]) -> Tensor:
@@ -56,10 +82,21 @@ class StackedLinear(nn.Module):
         return torch.baddbmm(self.bias, x, self.weight)
 
 
+class AsTheyAre(Pixels):
+    """For inputs that are no raw images: whatever the net takes, of any shape."""
+
+    def __init__(self) -> None:
+        super().__init__((0.0,), (1.0,))
+
+    def normalise(self, images: Tensor) -> Tensor:
+        return images
+
+
 class TappedNet(nn.Module):
     """Backbone, and per tap a linear classifier and a linear projector for contrastive terms."""
 
-    def __init__(self, backbone: Backbone, classes: int, pixels: Pixels, embedding: int = 128) -> None:
+    def __init__(self, backbone: Backbone, classes: int, pixels: Pixels | None = None, embedding: int = 128) -> None:
+        """`pixels` says how raw images become the net's inputs; None is for inputs that are taken as they are."""
         super().__init__()
         self.backbone = backbone
         self.layers, self.width, self.classes = backbone.layers, backbone.width, classes
@@ -67,11 +104,28 @@ class TappedNet(nn.Module):
         self.projector = StackedLinear(self.layers, self.width, embedding)
         self.extras = nn.ModuleDict()
         """modules that methods add, trained and saved with the net"""
-        self.pixels = pixels
+        self.pixels = pixels if pixels is not None else AsTheyAre()
+        self.forwarded, self.backwarded = 0, 0
+        """images that went through it so far, for what a step costs"""
 
     def forward(self, x: Tensor) -> Taps:
+        self.forwarded += len(x)
         features = self.backbone(x)
         return Taps(features, self.classifier(features), self.projector)
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """What the optimiser trains, with factors of its learning rate: the trunk's own, and 1 for taps, heads and extras."""
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        if self.backbone.trunk_lr == 1:
+            return [(1.0, trained)]
+        trunk = set(self.backbone.trunk_parameters())
+        of_trunk, others = ([value for value in trained if (value in trunk) == inside] for inside in (True, False))
+        return [(self.backbone.trunk_lr, of_trunk), (1.0, others)]
+
+    def count(self, *, forward: int = 0, backward: int = 0) -> None:
+        """Adds images that cost a pass it does not see: a gradient's way back, or what a copy of it (a teacher) looked at."""
+        self.forwarded += forward
+        self.backwarded += backward
 
     def extra(self, name: str, module: M) -> M:
         """Adds a method's own module, on the net's device."""

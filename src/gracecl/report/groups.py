@@ -10,7 +10,7 @@ from typing import Any
 from gracecl.metrics import Paired, Summary, paired, summarise
 from gracecl.report.runs import Run, measure
 
-VARIES_WITH_THE_SEED = ("seed", "stream_hash", "commit", "threads")
+VARIES_WITH_THE_SEED = ("seed", "stream_hash", "commit", "threads", "snapshots")
 SETTING = ("stream", "net", "memory")
 """what a fair comparison holds fixed; named in the label of every group when it is not"""
 

@@ -1,0 +1,133 @@
+"""What a method's step costs beyond its passes: the method against a bare loop over as many images, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from gracecl.bench.measure import Row, compare
+from gracecl.bench.scene import CIFAR, STREAM_BATCH, TASKS
+from gracecl.engine import Engine, Outcome
+from gracecl.nets import TappedNet
+from gracecl.recipe import Recipe
+
+AIM = 1.3
+CLASSES = 100
+COUNTED_STEPS = 5
+"""steps over which images are counted, as not every step of a method has as many"""
+SWEEP = 256
+"""images at a time where no gradient is needed"""
+
+METHODS = (
+    "sgd()",
+    "er()",
+    "agem()",
+    "mir()",
+    "gss()",
+    "aser()",
+    "er_ace()",
+    "er_aml()",
+    "gdumb()",
+    "scr()",
+    "pcr()",
+    "rar()",
+    "adversarial_replay()",
+    "der()",
+    "derpp()",
+    "lode()",
+    "ema(derpp())",
+    "ema(rar(iterations=3, augmentation='run'))",
+    "mose()",
+    "grace(mose())",
+    "er() + ewc()",
+    "er() + ewc_on()",
+    "er() + ewc_pp()",
+    "er() + si()",
+    "er() + mas()",
+    "er() + cpr()",
+    "sgd(classes='current') + lwf()",
+)
+"""every learner, and every addition to one; joint() makes the step of sgd() on another stream"""
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    for method in METHODS:
+        yield against_bare_loop(method, quick)
+
+
+def against_bare_loop(method: str, quick: bool) -> Row:
+    """A step of the stream, or of its fit for a method that has no other, against the same passes and optimiser steps alone."""
+    width, shape, memory, repeats = (2, (3, 8, 8), 40, 1) if quick else (20, CIFAR, 200, 15)
+    learner = Learner(method, width, shape, memory)
+    engine = learner.engine
+    outcomes = [learner.step() for _ in range(1 if quick else COUNTED_STEPS)]
+    forward, backward = (
+        round(float(np.mean(counts))) for counts in zip(*((found.forward, found.backward) for found in outcomes), strict=True)
+    )
+    net, optimiser = (engine.net, engine.optimiser) if engine.fit is None else (engine.fit.net, engine.fit.optimiser)
+    updates = engine.method.repeats
+    return compare(
+        f"{method} step, width {width}",
+        f"a step of {method}{'' if engine.fit is None else ' before evaluation'}",
+        f"passes of the same net over {forward} images forward and {backward} backward, {updates} steps of the same optimiser",
+        learner.step,
+        bare_loop(net, optimiser, shape, forward, backward, updates),
+        aim=AIM,
+        repeats=repeats,
+        forward=forward,
+        backward=backward,
+        updates=updates,
+    )
+
+
+class Learner:
+    """A learner in its last task, after it was taught all of them: its memory is full of all tasks' images, its teachers exist."""
+
+    def __init__(self, method: str, width: int, shape: tuple[int, int, int], memory: int) -> None:
+        self.rng = np.random.default_rng(0)
+        self.shape = shape
+        recipe = Recipe(method=method, net=f"resnet18(width={width})", memory=memory, device="cpu")
+        self.engine: Engine = recipe.build(shape, CLASSES, (0.5,) * shape[0], (0.25,) * shape[0])
+        for task in range(TASKS):
+            for _ in range(memory // TASKS // (2 * STREAM_BATCH) + 1):
+                self.learn(2 * STREAM_BATCH, task)
+
+    def learn(self, images: int, task: int) -> Outcome | None:
+        per_task = CLASSES // TASKS
+        labels = self.rng.integers(task * per_task, (task + 1) * per_task, images)
+        pixels = torch.from_numpy(self.rng.integers(0, 256, (images, *self.shape), dtype=np.uint8))
+        return self.engine.learn(pixels, labels, task)
+
+    def step(self) -> Outcome:
+        """Ten more images of the last task, or where the stream is not trained on a step of the fit before evaluation."""
+        if not self.engine.method.trains_on_stream:
+            self.engine.prepare()
+            assert self.engine.unfinished_fit is not None
+            return self.engine.step_fit(self.engine.unfinished_fit)
+        outcome = self.learn(STREAM_BATCH, TASKS - 1)
+        assert outcome is not None
+        return outcome
+
+
+def bare_loop(
+    net: TappedNet, optimiser: torch.optim.Optimizer, shape: tuple[int, int, int], forward: int, backward: int, updates: int
+) -> Callable[[], None]:
+    """Forward, mean cross-entropy, backward and optimiser, `updates` times over ready images; what is left goes forward alone."""
+    x = torch.randn(round(backward / updates), *shape)
+    y = torch.randint(0, net.classes, (len(x),)).repeat(net.layers)
+    looked_at = torch.randn(max(0, forward - updates * len(x)), *shape)
+
+    def step() -> None:
+        with torch.no_grad():
+            for start in range(0, len(looked_at), SWEEP):
+                net(looked_at[start : start + SWEEP])
+        for _ in range(updates):
+            loss = F.cross_entropy(net(x).logits.flatten(0, 1), y)
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+
+    return step

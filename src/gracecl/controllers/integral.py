@@ -1,0 +1,62 @@
+"""A proportional–integral controller for each layer's entropy. A rule of our own, to compare the paper's with.
+
+    e_l <- H_l / ln C - target;  I_l <- I_l + e_l;  γ_l <- β (proportional · e_l + integral · I_l), within ±limit β
+
+Adding γ H pushes the entropy down where γ is positive, so a layer above the target is calmed and one below it is stirred, more and
+more as long as it stays away. The sum stops growing where γ is at its limit, so that it does not take as long to come back.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gracecl.controllers import Controller, Signals
+from gracecl.errors import UserError
+from gracecl.registry import controllers
+
+
+@controllers.register("pi")
+@dataclass(eq=False, repr=False)
+class ProportionalIntegral(Controller):
+    """Drives each layer's entropy to a target by a proportional and an integral term."""
+
+    target: float = 0.25
+    """wanted entropy of every layer, as a share of ln C, the entropy of a head that knows nothing"""
+    proportional: float = 10.0
+    """strength per share of ln C that a layer is off, in units of β"""
+    integral: float = 0.1
+    """strength that is added per step and share of ln C that a layer is off, in units of β"""
+    limit: float = 100.0
+    """largest strength either way, in units of β"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.target <= 1:
+            raise UserError(f"pi: target is a share of ln C between 0 and 1, not {self.target}")
+        self._sum: Tensor | None = None
+
+    def strengths(self, signals: Signals) -> Tensor:
+        gamma = self.proportional * self._error(signals)
+        if self._sum is not None:
+            gamma = gamma + self.integral * self._sum
+        return self.beta * gamma.clamp(-self.limit, self.limit)
+
+    def after_step(self, signals: Signals) -> None:
+        error = self._error(signals)
+        most = self.limit / max(self.integral, 1e-12)
+        self._sum = error if self._sum is None else (self._sum + error).clamp(-most, most)
+
+    def _error(self, signals: Signals) -> Tensor:
+        classes = signals.logits.shape[-1]
+        return signals.entropy.detach() / max(math.log(classes), 1e-12) - self.target
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._sum is None else {"sum": self._sum}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._sum = torch.as_tensor(state["sum"]) if "sum" in state else None

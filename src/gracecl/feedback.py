@@ -1,0 +1,118 @@
+"""Layer-wise feedback for any training loop: `Σ_l (α_l · L_l + γ_l · H_l)` with α and γ that follow what the layers show.
+
+In a loop of your own, with no trainer, stream or memory of ours::
+
+    net = gracecl.tap(my_model, classes=100)
+    feedback = gracecl.Feedback(layers=net.layers)
+    out = net(x)
+    loss = feedback(out.logits, ce_per_layer)        # Σ α·CE + γ·H, and it logs itself
+    feedback.observe_past(net, past_x, past_y)       # once per task, or every k steps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from gracecl import controllers
+from gracecl.controllers import Controller, Signals, spread
+from gracecl.core import LossTable, Taps
+from gracecl.errors import UserError
+
+
+class Feedback:
+    """What α and γ depend on, and the objective they make. Calling it is one step of a loop; `history` tells all of them."""
+
+    def __init__(self, layers: int, controller: str | Controller = "paper", device: torch.device | str = "cpu") -> None:
+        """`controller` is a feedback rule such as "bayes(tau=0.5)"; 'gracecl list controllers' names them."""
+        if layers < 1:
+            raise UserError(f"feedback needs at least one tapped layer, not {layers}; give layers=net.layers")
+        self.layers = layers
+        self.controller = controllers.build(controller) if isinstance(controller, str) else controller
+        self.accuracy = torch.full((layers,), torch.nan, device=device)
+        """of each layer on past images, NaN before any was observed"""
+        self._log: dict[str, list[Tensor]] = {}
+
+    # In a loop of your own.
+
+    def __call__(self, logits: Tensor, losses: Tensor, labels: Tensor | None = None) -> Tensor:
+        """The objective of one step, to call `backward()` on.
+
+        `logits [L, B, C]` of the tapped layers, `losses [L]` of their heads, both with gradients; `labels [B]` only for rules that
+        compare gradients.
+        """
+        if logits.ndim != 3 or len(logits) != self.layers or logits.shape[1] == 0:
+            raise UserError(f"feedback needs logits [{self.layers} layers, images, classes], not {list(logits.shape)}")
+        if losses.shape != (self.layers,):
+            raise UserError(
+                f"feedback needs one loss per tapped layer, [{self.layers}], not {list(losses.shape)}; gracecl.losses.cross_entropy"
+                "(logits, y) gives them"
+            )
+        signals = Signals(logits, self.accuracy.to(logits.device), labels)
+        alpha, gamma = self.controller(signals)
+        total = (alpha * losses + self.controller.term(signals, gamma)).sum()
+        with torch.no_grad():
+            self._note({"loss": losses} | self.described(signals, alpha, gamma))
+            self.controller.after_step(signals)
+        return total
+
+    def observe_past(self, net: nn.Module, x: Tensor, y: Tensor | npt.ArrayLike, batch: int = 256) -> Tensor:
+        """Measures each layer's accuracy on images of the past, which sets α from now on; returns the accuracies `[L]`.
+
+        `net(x)` gives taps or logits `[L, B, C]`. It is evaluated without gradients and left in the mode it was in.
+        """
+        labels = torch.as_tensor(np.asarray(y) if not isinstance(y, Tensor) else y)
+        if len(x) != len(labels) or len(labels) == 0:
+            raise UserError(f"observe_past needs images and as many labels, at least one, not {len(x)} and {len(labels)}")
+        right = torch.zeros(self.layers)
+        with scoring(net):
+            for start in range(0, len(labels), batch):
+                out = net(x[start : start + batch])
+                logits = out.logits if isinstance(out, Taps) else out
+                wanted = labels[start : start + batch].to(logits.device)
+                right = right.to(logits.device) + (logits.argmax(dim=-1) == wanted).sum(dim=-1)
+        self.accuracy = right / len(labels)
+        return self.accuracy
+
+    @property
+    def history(self) -> dict[str, npt.NDArray[np.float32]]:
+        """`{name: [steps, layers]}` of every call so far: loss, H, z, gamma, alpha, sigma_H."""
+        return {name: torch.stack(rows).cpu().numpy() for name, rows in self._log.items()}
+
+    def _note(self, rows: LossTable) -> None:
+        for name, value in rows.items():
+            self._log.setdefault(name, []).append(value.detach().float())
+
+    # What grace(...) shares with it.
+
+    def described(self, signals: Signals, alpha: Tensor, gamma: Tensor) -> LossTable:
+        """What is worth recording of a step."""
+        h = signals.entropy.detach()
+        sigma = spread(h, self.controller.unbiased).to(h.dtype).expand_as(h)
+        return {"H": h, "z": self.controller.relative(h), "gamma": gamma.detach(), "alpha": alpha, "sigma_H": sigma}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"accuracy": self.accuracy, "controller": self.controller.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.accuracy = state["accuracy"].to(self.accuracy.device)
+        self.controller.load_state_dict(state["controller"])
+
+
+@contextmanager
+def scoring(net: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; every part of the net is afterwards in the mode it was in."""
+    modes = [(module, module.training) for module in net.modules()]
+    net.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -1,0 +1,94 @@
+"""Training that predictions wait for: epochs over the images of a memory, on a net of its own.
+
+A method that trains only before evaluation returns a `Fit` from `before_eval`. The engine assembles each batch and takes the losses
+of the whole method, wrappers included, so that what acts on a table of losses acts here too. The learner's own net stays as it is,
+and whatever is random is a function of the fit's seed and step, so that a fit can stop anywhere and go on to the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gracecl import optim, rng
+from gracecl.core import Rows
+
+if TYPE_CHECKING:
+    from gracecl.nets.tapped import TappedNet
+
+
+class Fit:
+    """Shuffled epochs over a memory's images; `step` until `done`, and then predictions are those of `net`."""
+
+    def __init__(
+        self,
+        net: TappedNet,
+        optimiser: torch.optim.Optimizer,
+        *,
+        images: int,
+        epochs: int,
+        batch: int,
+        rate: Callable[[int], float] = lambda epoch: 1.0,
+        max_norm: float = float("inf"),
+    ) -> None:
+        """`rate` gives the part of the optimiser's learning rate that an epoch uses; gradients are cut to the norm `max_norm`."""
+        self.net, self.optimiser, self.images, self.batch = net, optimiser, images, batch
+        self.per_epoch = -(-images // batch)
+        self.at, self.of = 0, epochs * self.per_epoch
+        self.rate, self.max_norm = rate, max_norm
+        self._full_rates = [group["lr"] for group in optimiser.param_groups]
+        net.train()
+
+    def begin(self, seed: int, scaler: torch.amp.GradScaler) -> None:
+        """What the learner gives it: the root of its randomness, and the loss scaling of half precision."""
+        self.seed, self.scaler = seed, scaler
+
+    def __str__(self) -> str:
+        return f"step {self.at} of {self.of} of the fit before its evaluation"
+
+    @property
+    def done(self) -> bool:
+        return self.at >= self.of
+
+    @property
+    def trained_on(self) -> int:
+        """Images that went through the net so far, each forward and backward once."""
+        epochs, batches = divmod(self.at, self.per_epoch)
+        return epochs * self.images + batches * self.batch
+
+    def plan(self) -> dict[str, Rows]:
+        """The memory slots of the next batch; the last batch of an epoch may be smaller."""
+        epoch, batch = divmod(self.at, self.per_epoch)
+        order = rng.generator(self.seed, "shuffle", epoch).permutation(self.images)
+        return {"all": Rows(np.empty(0, np.int64), order[batch * self.batch : (batch + 1) * self.batch])}
+
+    def step(self, objective: Tensor) -> None:
+        """One step of the optimiser, at the epoch's learning rate."""
+        part = self.rate(self.at // self.per_epoch)
+        for group, full in zip(self.optimiser.param_groups, self._full_rates, strict=True):
+            group["lr"] = part * full
+        self.optimiser.zero_grad()
+        self.scaler.scale(objective).backward()  # type: ignore[no-untyped-call]
+        self.scaler.unscale_(self.optimiser)
+        torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.max_norm)
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        self.at += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "at": self.at,
+            "net": self.net.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+        self.net.load_state_dict(state["net"])
+        optim.restore(self.optimiser, state["optimiser"])
+        self.scaler.load_state_dict(state["scaler"])

@@ -1,0 +1,98 @@
+"""A-GEM, averaged gradient episodic memory. Chaudhry et al., Efficient Lifelong Learning with A-GEM, ICLR 2019.
+
+    for each batch B_n from the stream:
+        g <- ∇CE(B_n)
+        if memory has images: g_ref <- ∇CE(n_reference images drawn from memory), all weights as one vector
+            if <g, g_ref> < 0: g <- g - <g, g_ref> / <g_ref, g_ref> · g_ref
+        step along g
+        memory <- reservoir(memory, B_n)
+
+The memory is not trained on; it only vetoes the part of a step that would raise its loss. Its loss is therefore not a term of the
+objective but an observation, the row `log/reference`: wrappers leave it as it is (under GRACE the stream's cross-entropy is
+weighted and its entropy added, while the reference stays the memory's plain loss, summed over the layers), and penalties of other
+methods are added after the projection, as the optimiser's own weight decay and momentum are.
+
+Differences from the paper: the softmax spans all classes (the paper's is restricted to each image's own task); memory is a
+reservoir of everything seen (the paper's has a fixed number of slots per class); images of the current task may be in the
+reference (`exclude_current_task` gives the paper's rule); the stream's forward comes first (the paper's program begins with the
+memory's, which only BatchNorm's running statistics can tell); a reference shorter than 1e-6 forbids nothing (the program divides
+by it).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gracecl.core import Batch, Incoming, LossTable, Rows, Taps, is_loss
+from gracecl.losses import cross_entropy
+from gracecl.memory import Memories
+from gracecl.method import Boundaries, Method
+from gracecl.nets.flat import FlatParameters
+from gracecl.nets.tapped import TappedNet
+from gracecl.registry import methods
+
+SMALLEST_SQUARE = 1e-12
+REFERENCE = "log/reference"
+
+
+@methods.register("agem")
+@dataclass(eq=False, repr=False)
+class AGEM(Method):
+    """A-GEM: steps on the stream, without what would raise the loss of images drawn from memory."""
+
+    n_reference: int = 64
+    """images drawn from memory at each step, whose loss may not rise"""
+    exclude_current_task: bool = False
+    """draw them from finished tasks alone, as the paper does; needs a stream with task marks"""
+    add_reference: bool = False
+    """train on the memory as well, by adding its gradient after the projection (A-GEM++)"""
+
+    @property
+    def boundaries(self) -> Boundaries:  # type: ignore[override]
+        return "required" if self.exclude_current_task else "unused"
+
+    def attach(self, net: TappedNet, memories: Memories) -> None:
+        super().attach(net, memories)
+        self.weights = FlatParameters(net, memories.replay.images.shape[1:])
+
+    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+        stream = np.arange(len(new))
+        barred = new.progress.task if self.exclude_current_task else None
+        slots = memories.replay.draw(self.n_reference, rng, except_task=barred)
+        reference = {"reference": Rows(stream[:0], slots)} if len(slots) else {}
+        return {"new": Rows(stream), **reference}
+
+    def forwards(self, blocks: list[str]) -> list[list[str]]:
+        return [[block] for block in blocks]
+
+    def prepare(self, batch: Batch) -> None:
+        batch.supervised = batch.rows("new")  # the only rows that are trained on
+
+    def losses(self, out: Taps, batch: Batch) -> LossTable:
+        names = {"new": "ce/new", "reference": REFERENCE}
+        return {names[block]: cross_entropy(out[where.rows].logits, batch.y[where.rows]) for block, where in batch.blocks.items()}
+
+    def backward(self, table: LossTable, scale: Tensor | None = None) -> None:
+        """The stream's gradient, projected. Loss scaling multiplies both gradients and so leaves the projection alone."""
+        if REFERENCE not in table:
+            return super().backward(table, scale)
+        weights = self.weights
+        others = sum(map(is_loss, table)) > 1  # rows of wrappers, which may depend on both forwards
+        found = torch.autograd.grad(
+            table[REFERENCE].sum(), weights.parameters, scale, retain_graph=others, allow_unused=True, materialize_grads=True
+        )
+        reference = weights.gather(dict(zip(weights.parameters, found, strict=True)).__getitem__)
+        super().backward(table, scale)
+        allowed = project(weights.gradient(), reference)
+        weights.set_gradient(allowed + reference if self.add_reference else allowed)
+
+
+def project(g: Tensor, reference: Tensor) -> Tensor:
+    """g, without its part against the reference if it points that way; a reference of length 0 forbids nothing."""
+    product, square = g @ reference, reference @ reference
+    without = g - product / square.clamp(min=SMALLEST_SQUARE) * reference
+    return torch.where((product < 0) & (square >= SMALLEST_SQUARE), without, g)

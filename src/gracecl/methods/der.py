@@ -1,0 +1,88 @@
+"""Dark Experience Replay. Buzzega et al., Dark Experience for General Continual Learning: a Strong, Simple Baseline, NeurIPS 2020.
+
+    for each batch (x, y) from the stream:
+        o <- logits of x
+        (u, o') <- n_recall images drawn from memory with the logits stored beside them, none of them twice
+        step on CE(o, y) + α · mean (logits of u - o')²
+        memory <- reservoir(memory, (x, y, o))
+
+The two forwards are separate, each with its own BatchNorm statistics. o belongs to the augmented image in training mode before the
+step, while memory keeps the image as it came; both terms span all outputs, those of classes not yet met included.
+
+Differences from the paper: with several tapped layers the logits of each are stored and matched; n_recall and α are those of the
+online setting (the paper's offline runs replay as many images as are new, with α of 0.1 to 0.3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gracecl.core import MEMORY_SOURCE, Batch, Incoming, LossTable, Rows, Taps
+from gracecl.losses import cross_entropy, full_precision, logit_distance
+from gracecl.memory import Memories
+from gracecl.method import Method
+from gracecl.nets.tapped import TappedNet
+from gracecl.registry import methods
+
+
+@methods.register("der")
+@dataclass(eq=False, repr=False)
+class DER(Method):
+    """Dark experience replay: stored images are replayed against the logits they had when they were new."""
+
+    n_recall: int = 64
+    """images in each draw from memory"""
+    alpha: float = 0.2
+    """α, the weight of the distance to the stored logits; with 0 they are not replayed at all"""
+    joint_forward: bool = False
+    """one forward for new and replayed images, hence one BatchNorm batch, instead of one for each draw"""
+    seen_only: bool = False
+    """both terms over the classes met so far instead of all outputs"""
+
+    def attach(self, net: TappedNet, memories: Memories) -> None:
+        super().attach(net, memories)
+        self.memories = memories
+
+    @property
+    def dark(self) -> str:
+        """The block whose logits are matched."""
+        return "dark"
+
+    @property
+    def replayed(self) -> list[str]:
+        """The blocks drawn from memory."""
+        return [self.dark] if self.alpha else []
+
+    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+        stream = np.arange(len(new))
+        draws = {block: Rows(stream[:0], memories.replay.draw(self.n_recall, rng)) for block in self.replayed}
+        return {"new": Rows(stream)} | {block: rows for block, rows in draws.items() if len(rows)}
+
+    def forwards(self, blocks: list[str]) -> list[list[str]]:
+        return [blocks] if self.joint_forward else [[block] for block in blocks]
+
+    def targets(self, batch: Batch) -> dict[str, Tensor]:
+        """The logits stored beside the replayed images."""
+        if not self.alpha or self.dark not in batch.blocks:
+            return {}
+        rows = batch.rows(self.dark)
+        if self.dark == "dark":  # the last block, and one whose labels nobody reads
+            batch.supervised = slice(0, rows.start)
+        stored = self.memories.replay.notes["logits"]
+        slots = torch.from_numpy(batch.sources[rows] - MEMORY_SOURCE).to(stored.device)
+        return {"stored_logits": stored.index_select(0, slots).transpose(0, 1)}
+
+    def losses(self, out: Taps, batch: Batch) -> LossTable:
+        new, classes = batch.rows("new"), batch.seen if self.seen_only else None
+        table = {"ce/new": cross_entropy(out.logits[:, new], batch.y[new], classes)}
+        if "stored_logits" in batch.targets:
+            logits = out.logits[:, batch.rows(self.dark)]
+            table["kd/logits"] = self.alpha * logit_distance(logits, batch.targets["stored_logits"], classes)
+        return table
+
+    def notes(self, out: Taps, batch: Batch) -> dict[str, Tensor]:
+        return {"logits": full_precision(out.logits.detach()[:, batch.blocks["new"].view(0)]).transpose(0, 1)}

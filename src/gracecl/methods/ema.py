@@ -1,0 +1,113 @@
+"""EMA. Soutif-Cormerais et al., Improving Online Continual Learning Performance and Stability with Temporal Ensembles, CoLLAs 2023.
+
+    shadow <- copy of the net
+    after optimiser step number k = 0, 1, …:
+        μ <- 0.9 if k <= S else 0.99, with S the number of optimiser steps in the first task
+        shadow <- μ · shadow + (1 - μ) · net, weights and BatchNorm statistics alike; counters are copied
+    predict with the shadow
+
+The shadow has no part in training, so `m` and `ema(m)` make the same steps to the bit at one seed, and the figures of the trained
+net itself are those of a run of `m`. The paper's are `ema(derpp())` and `ema(rar())`, the latter there with three repeats and the
+run's own augmentation: `ema(rar(er(), iterations=3, augmentation='run'))`. Inside GRACE, as in `grace(ema(m))`, the net that
+predicts also gives the past accuracies, hence α; in `ema(grace(m))` the trained net does.
+
+Differences from the paper: none known in the average. The authors' DER++ differs from ours (its memory looks ahead in the stream).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from gracecl.core import NO_TASK, Batch, Incoming, Progress, Rows, Taps
+from gracecl.errors import UserError
+from gracecl.memory import Memories
+from gracecl.method import Boundaries, Method, Wrapper
+from gracecl.nets.tapped import TappedNet
+from gracecl.nets.teacher import frozen_copy
+from gracecl.registry import methods
+
+UNMARKED_WARM_UP = 500
+"""S where no mark ends a first task: the batches of ten in one of ten tasks of CIFAR-100"""
+
+
+@methods.register("ema")
+@dataclass(eq=False, repr=False)
+class EMA(Wrapper):
+    """Predictions by an exponential moving average of the weights that any method trains."""
+
+    inner: Method = "derpp()"  # type: ignore[assignment]
+    """the method that trains; the paper's are derpp() and rar()"""
+    momentum: float = 0.99
+    """μ, the share of the shadow that each step keeps"""
+    early_momentum: float = 0.9
+    """μ of the first steps"""
+    warm_up: int | None = None
+    """S, after how many optimiser steps μ changes; None is the length of the first task, or 500 on a stream without task marks"""
+
+    own_boundaries: ClassVar[Boundaries] = "used"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (0 <= self.momentum <= 1 and 0 <= self.early_momentum <= 1):
+            raise UserError(f"ema: momenta lie between 0 and 1, not {self.early_momentum} and {self.momentum}")
+
+    @property
+    def eval_net(self) -> TappedNet:
+        return self.shadow
+
+    def attach(self, net: TappedNet, memories: Memories) -> None:
+        super().attach(net, memories)
+        self.shadow = frozen_copy(net)
+        self.steps = 0
+        self.first_task: int | None = None
+        """optimiser steps of the first task, once it is over"""
+        trained = entries(net)
+        self._pairs = [(value, trained[name]) for name, value in entries(self.shadow).items()]
+        averaged = [pair for pair in self._pairs if pair[0].is_floating_point()]
+        self._averages, self._latest = [own for own, _ in averaged], [latest for _, latest in averaged]
+        self._counters = [pair for pair in self._pairs if not pair[0].is_floating_point()]
+
+    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+        if self.steps == 0:  # whatever weights the first step starts from, the shadow starts from too
+            for own, latest in self._pairs:
+                own.copy_(latest.detach())
+        return super().plan(new, memories, rng)
+
+    def after_step(self, out: Taps, batch: Batch) -> None:
+        super().after_step(out, batch)
+        average = get_ema_multi_avg_fn(self.momentum_now(batch.progress))  # type: ignore[no-untyped-call]
+        average(self._averages, self._latest, None)
+        for own, latest in self._counters:
+            own.copy_(latest)
+        self.steps += 1
+
+    def momentum_now(self, progress: Progress) -> float:
+        """μ of the next average."""
+        warm_up = self.warm_up
+        if warm_up is None:
+            warm_up = UNMARKED_WARM_UP if progress.task == NO_TASK else self.first_task
+        return self.early_momentum if warm_up is None or self.steps <= warm_up else self.momentum
+
+    def end_task(self, memories: Memories, progress: Progress) -> None:
+        if self.first_task is None:
+            self.first_task = self.steps
+        super().end_task(memories, progress)
+
+    def state_dict(self) -> dict[str, Any]:
+        own = {"shadow": self.shadow.state_dict(), "steps": self.steps, "first_task": self.first_task}
+        return super().state_dict() | own
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.shadow.load_state_dict(state["shadow"])
+        self.steps, self.first_task = state["steps"], state["first_task"]
+
+
+def entries(net: TappedNet) -> dict[str, Tensor]:
+    """Everything a net's outputs depend on, by name: weights, and buffers such as BatchNorm's statistics."""
+    return dict[str, Tensor](net.named_parameters()) | dict(net.named_buffers())

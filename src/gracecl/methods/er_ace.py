@@ -1,0 +1,105 @@
+"""ER-ACE, asymmetric cross-entropy. Caccia et al., New Insights on Reducing Abrupt Representation Change, ICLR 2022.
+
+    for each batch B_n from the stream:
+        B_M <- n_recall images drawn from memory, none of them twice
+        P <- the classes of B_n
+        step on CE(B_n, softmax over P) + CE(B_M, softmax over all classes)
+        memory <- reservoir(memory, B_n)
+
+Each batch has its own forward, hence its own BatchNorm statistics. New images pull at the classes they bring and leave the others
+alone: no gradient of the first term reaches the head of a class outside P, and a batch of one class has no first term at all.
+
+Differences from the paper and its program: the head is linear and n_recall 64, as in later work with this method (head='cosine' is
+the program's, which gives experience replay a linear one: that comparison contains a change of head); the softmax of the new images
+spans P as the paper says (the program adds all numbers from the largest class seen so far on, which supposes that classes arrive in
+the order of their numbers; keep_unseen=True adds the classes not yet met, whatever their numbers).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from torch import Tensor
+
+from gracecl.core import Batch, Incoming, LossTable, Progress, Rows, Taps
+from gracecl.errors import UserError
+from gracecl.losses import classes_among, cross_entropy
+from gracecl.memory import Memories
+from gracecl.method import Method
+from gracecl.nets.class_means import class_means, nearest_mean
+from gracecl.nets.heads import CosineHead
+from gracecl.nets.tapped import TappedNet
+from gracecl.registry import methods
+
+COSINE_SCALE, COSINE_EPSILON = 10.0, 1e-5
+
+
+@methods.register("er_ace")
+@dataclass(eq=False, repr=False)
+class ERACE(Method):
+    """ER-ACE: experience replay in which new images compete among the classes they bring, replayed ones among all."""
+
+    n_recall: int = 64
+    """images drawn from memory at each step"""
+    keep_unseen: bool = False
+    """let the softmax of the new images span the classes not met so far as well"""
+    head: Literal["linear", "cosine"] = "linear"
+    """linear, or 10 times the cosine between features and class weights, without bias"""
+    reduction: Literal["sum_of_means", "concat"] = "sum_of_means"
+    """the sum of two means, or one mean over new and replayed images"""
+    joint_forward: bool = False
+    """one forward for new and replayed images, hence one BatchNorm batch, instead of one for each"""
+    mem_iters: int = 1
+    """optimiser steps per stream batch, each with a new draw from memory"""
+    inference: Literal["linear", "ncm"] = "linear"
+    """predict by the head, or by the nearest class mean of the memory's features"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mem_iters < 1:
+            raise UserError(f"er_ace: mem_iters must be at least 1, not {self.mem_iters}")
+
+    @property
+    def repeats(self) -> int:  # type: ignore[override]
+        return self.mem_iters
+
+    @property
+    def rule(self) -> str:
+        return f"{self.inference}_last"
+
+    def attach(self, net: TappedNet, memories: Memories) -> None:
+        super().attach(net, memories)
+        if self.head == "cosine":
+            net.classifier = CosineHead(net.classifier, COSINE_SCALE, COSINE_EPSILON)
+
+    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+        stream, slots = np.arange(len(new)), memories.replay.draw(self.n_recall, rng)
+        replay = {"replay": Rows(stream[:0], slots)} if len(slots) else {}
+        return {"new": Rows(stream), **replay}
+
+    def forwards(self, blocks: list[str]) -> list[list[str]]:
+        return [blocks] if self.joint_forward else [[block] for block in blocks]
+
+    def losses(self, out: Taps, batch: Batch) -> LossTable:
+        table = {}
+        for block, where in batch.blocks.items():
+            y = batch.y[where.rows]
+            allowed = self.allowed(y, batch) if block == "new" else None
+            share = len(y) / len(batch) if self.reduction == "concat" else 1.0
+            table[f"ce/{block}"] = share * cross_entropy(out.logits[:, where.rows], y, allowed)
+        return table
+
+    def allowed(self, y: Tensor, batch: Batch) -> Tensor:
+        """`[C]`: the classes among which the new images are told apart."""
+        present = classes_among(y, batch.classes)
+        return present | ~batch.seen if self.keep_unseen else present
+
+    def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> None:
+        if self.inference == "ncm":
+            memory = memories.replay
+            self.means = class_means(net, memory.images[: len(memory)], memory.labels[: len(memory)], progress.seen)
+
+    def rules(self, out: Taps) -> dict[str, Tensor]:
+        return super().rules(out) | ({"ncm": nearest_mean(out.features, self.means)} if self.inference == "ncm" else {})

@@ -1,0 +1,79 @@
+"""EWC++. Chaudhry, Dokania, Ajanthan, Torr, Riemannian Walk for Incremental Learning, ECCV 2018.
+
+    at each step:    every K-th: F <- (1 - α) F + α A / K, A <- 0;  then A <- A + g², with g the gradient without the penalty
+    at a task's end: θ* <- θ;  F̂ <- (F - min F) / (max F - min F)
+    penalty:         λ Σ_p F̂_p (θ_p - θ*_p)², from the second task on
+
+F and A are never reset: F forgets old tasks at the rate of the refreshes. Steps are counted from the start of the task. g is the
+gradient of the batch's mean loss, as in the authors' program, so F is not a Fisher information but something smaller.
+
+Differences from the paper: g is the gradient of all of the learner's data terms; F starts at 0 (the authors' program starts it at
+the first batch's g²).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gracecl.core import Batch, Progress
+from gracecl.errors import UserError
+from gracecl.memory import Memories
+from gracecl.methods.quadratic import QuadraticPenalty
+from gracecl.nets.tapped import TappedNet
+from gracecl.registry import methods
+
+TINY = 1e-16
+"""keeps F̂ at 0 where all entries of F are equal"""
+
+
+@methods.register("ewc_pp")
+@dataclass(eq=False, repr=False)
+class EWCpp(QuadraticPenalty):
+    """EWC++: elastic weight consolidation with a running estimate of importance; added to a learner."""
+
+    strength: float = 10.0
+    """λ, the strength of the pull"""
+    new_share: float = 0.9
+    """α, the weight of the newest estimate in the running one"""
+    refresh: int = 50
+    """K, steps between two refreshes of the running estimate"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.refresh < 1 or not 0 <= self.new_share <= 1:
+            raise UserError("ewc_pp: refresh must be at least 1 and new_share between 0 and 1")
+
+    def attach(self, net: TappedNet, memories: Memories) -> None:
+        super().attach(net, memories)
+        self.running, self.squares = torch.zeros_like(self.anchor), torch.zeros_like(self.anchor)
+        self.steps = 0
+
+    def after_backward(self, batch: Batch) -> None:
+        self.steps += 1
+        if self.steps % self.refresh == 0:
+            self.running = (1 - self.new_share) * self.running + self.new_share * self.squares / self.refresh
+            self.squares = torch.zeros_like(self.squares)
+        # In half precision a gradient may overflow; such a step is skipped, and so is its square.
+        self.squares += self.flat.gradient().square().nan_to_num(nan=0.0, posinf=0.0)
+
+    def consolidate(self, memories: Memories, progress: Progress) -> None:
+        self.anchor = self.flat.snapshot()
+        self.importance = self.counted(self.normalised())
+        self.steps = 0
+
+    def normalised(self) -> Tensor:
+        """F̂: the running estimate scaled to [0, 1], all weights together."""
+        among = self.running if self._free is None else self.running[~self._free]
+        return (self.running - among.min()) / (among.max() - among.min() + TINY)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"running": self.running, "squares": self.squares, "steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.running, self.squares = state["running"].to(self.anchor), state["squares"].to(self.anchor)
+        self.steps = state["steps"]

@@ -1,0 +1,85 @@
+"""Learning without Forgetting. Li, Hoiem, ECCV 2016.
+
+    at the end of each task: teacher <- frozen copy of the net; old <- classes met so far
+    for each batch x from the stream, once there is a teacher:
+        add λ · T² · KL( softmax(teacher(x) / T) ‖ softmax(net(x) / T) ), both over the old classes, to the learner's loss
+
+No image is kept. `lwf()` alone is `sgd() + lwf()`; with one head for all classes it needs a learner whose cross-entropy leaves the
+old ones alone: `sgd(classes='current') + lwf()`. In `er() + lwf()` the teacher also sees the replayed images.
+
+Differences from the paper: one head instead of one per task; no phase in which only new outputs are trained, as an online stream is
+seen once; the divergence stands for the paper's cross-entropy between the two (same gradient). `every` is this library's own, for
+streams without task marks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gracecl.core import Batch, Incoming, LossTable, Progress, Taps
+from gracecl.errors import UserError
+from gracecl.losses import distillation
+from gracecl.memory import Memories
+from gracecl.method import Addition, Boundaries
+from gracecl.nets.tapped import TappedNet
+from gracecl.nets.teacher import Teacher
+from gracecl.registry import methods
+
+
+@methods.register("lwf")
+@dataclass(eq=False, repr=False)
+class LwF(Addition):
+    """Learning without forgetting: on new images, outputs for old classes stay near what the net said before the task."""
+
+    strength: float = 1.0
+    """λ, the weight of the distillation"""
+    temperature: float = 2.0
+    """T, which both softmaxes are softened by"""
+    every: int = 0
+    """if above 0: the teacher is renewed after so many batches of the stream instead of at the ends of tasks"""
+
+    boundaries: ClassVar[Boundaries] = "used"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.temperature <= 0:
+            raise UserError(f"lwf: the temperature must be above 0, not {self.temperature}")
+
+    def attach(self, net: TappedNet, memories: Memories) -> None:
+        super().attach(net, memories)
+        self.teacher = Teacher(net)
+        self.old = torch.zeros(net.classes, dtype=torch.bool, device=net.classifier.weight.device)
+
+    def end_task(self, memories: Memories, progress: Progress) -> None:
+        if self.every == 0:
+            self.renew(progress)
+
+    def targets(self, batch: Batch) -> dict[str, Tensor]:
+        return {"lwf": self.teacher(batch.x).logits} if self.teacher else {}
+
+    def losses(self, out: Taps, batch: Batch) -> LossTable:
+        if "lwf" not in batch.targets:
+            return {}
+        divergence = distillation(out.logits, batch.targets["lwf"], self.temperature, self.old)
+        return {"kd/lwf": self.strength * self.temperature**2 * divergence}
+
+    def observe(self, memories: Memories, new: Incoming, rng: np.random.Generator) -> None:
+        if self.every > 0 and (new.progress.step + 1) % self.every == 0:
+            self.renew(new.progress)
+
+    def renew(self, progress: Progress) -> None:
+        """The net as it is now becomes the teacher of the classes met so far."""
+        self.teacher.renew()
+        self.old[list(progress.seen)] = True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"teacher": self.teacher.state_dict(), "old": self.old}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.teacher.load_state_dict(state["teacher"])
+        self.old = state["old"].to(self.old.device)

@@ -1,0 +1,96 @@
+"""MIR, maximally interfered retrieval. Aljundi et al., Online Continual Learning with Maximally Interfered Retrieval, NeurIPS 2019.
+
+    for each batch B_n from the stream:
+        C <- n_candidates images drawn from memory, none of them twice
+        θ_v <- θ - virtual_lr · ∇CE(B_n; θ)
+        s_i <- CE(x_i; θ_v) - CE(x_i; θ) for each candidate
+        B_M <- the n_recall candidates with the largest s_i
+        step from θ on CE(B_n) + CE(B_M)
+        memory <- reservoir(memory, B_n)
+
+θ_v is one plain step, without momentum, weight decay or adaptive scaling. It is taken on the stream's images as the training step
+will see them; candidates are scored as they are stored and augmented after the selection. With several tapped layers a loss is
+summed over them; GRACE's weights act on the training step, not on the scores.
+
+Differences from the paper: candidates may be of the current task, and are replayed in the first one (the paper's runs leave both
+out); BatchNorm normalises the candidates by their own batch as the paper's program does, but scoring does not move its running
+statistics (`score_bn`); the stream's batch passes the net once more in the training step, so a step costs its forward and backward
+twice (the paper's program reuses the gradient), which lets planning leave the learner untouched and wrappers reweigh the loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gracecl.core import Batch, Incoming, Ints, Taps
+from gracecl.losses import cross_entropy_of_each
+from gracecl.memory import Memories
+from gracecl.methods.er import ER
+from gracecl.nets.scoring import Normalisation, gradient, loss_of_each, step_ahead
+from gracecl.nets.tapped import TappedNet
+from gracecl.registry import methods
+
+RATE_WITHOUT_SGD = 0.1
+BEST_LOSS = "best_loss"
+
+
+@methods.register("mir")
+@dataclass(eq=False, repr=False)
+class MIR(ER):
+    """MIR: replay the stored images whose loss would grow most under the step on the new ones."""
+
+    reduction: Literal["concat", "sum_of_means"] = "sum_of_means"
+    """two forwards and the sum of two means, or one forward and one mean over new and replayed images"""
+    n_candidates: int = 256
+    """images drawn from memory and scored at each step"""
+    virtual_lr: float | None = None
+    """rate of the step that is looked ahead; None is the optimiser's for SGD and 0.1 for others, whose rates mean something else"""
+    criterion: Literal["growth", "over_best"] = "growth"
+    """what the loss after the virtual step is compared with: the loss now, or the smallest loss the image ever had, if less"""
+    score_bn: Normalisation = "frozen"
+    """how BatchNorm treats the candidates: by their batch with the running statistics kept, by the running statistics (`eval`), or
+    by their batch with the statistics moved once more (`train`, as the paper's program does)"""
+
+    def attach(self, net: TappedNet, memories: Memories) -> None:
+        super().attach(net, memories)
+        self.memories = memories
+        self.best: tuple[Ints, Tensor] | None = None
+
+    def recall(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> Ints:
+        """The most interfered of the candidates. Slots are needed on the host, so this waits for the device once."""
+        slots = memories.replay.draw(max(self.n_candidates, self.n_recall), rng)
+        self.best = None
+        if len(slots) <= self.n_recall:
+            return slots
+        chosen: Ints = self.interference(new, memories, slots).topk(self.n_recall).indices.cpu().numpy()
+        return slots[chosen]
+
+    def interference(self, new: Incoming, memories: Memories, slots: Ints) -> Tensor:
+        """`[C]`: by how much the loss of each candidate would grow."""
+        net, memory, device = self.net, memories.replay, new.x.device
+        x = net.pixels.normalise(new.x) if new.view is None else new.view()
+        rate = self.virtual_lr if self.virtual_lr is not None else RATE_WITHOUT_SGD if new.rate is None else new.rate
+        ahead = step_ahead(net, gradient(net, x, torch.from_numpy(new.labels).to(device), "frozen"), rate)
+        candidates, labels = net.pixels.normalise(memory[slots]), torch.from_numpy(memory.labels[slots]).to(device)
+        now = loss_of_each(net, candidates, labels, normalisation=self.score_bn)
+        then = loss_of_each(net, candidates, labels, ahead, "eval" if self.score_bn == "eval" else "frozen")
+        if self.criterion == "over_best":
+            now = torch.minimum(now, memory.notes[BEST_LOSS][torch.from_numpy(slots).to(device)])
+            self.best = slots, now
+        return then - now
+
+    def after_step(self, out: Taps, batch: Batch) -> None:
+        """Remembers the smallest losses, where the criterion asks for them."""
+        if self.best is not None:
+            slots, losses = self.best
+            self.memories.replay.notes[BEST_LOSS][torch.from_numpy(slots).to(losses.device)] = losses
+
+    def notes(self, out: Taps, batch: Batch) -> dict[str, Tensor]:
+        if self.criterion == "growth":
+            return {}
+        return {BEST_LOSS: cross_entropy_of_each(out.logits, batch.y).sum(dim=0)[batch.stream_rows]}

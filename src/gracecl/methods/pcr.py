@@ -1,0 +1,100 @@
+"""PCR, proxy-based contrastive replay. Lin et al., CVPR 2023.
+
+    for each batch x from the stream:
+        if memory is empty: store x and go on
+        u <- n_recall images drawn from memory, none of them twice
+        F <- features of u, T(u) in one forward and of x, T(x) in another;  n_c <- how many of these rows are of class c
+        s <- cos(F, W) / temperature, W the proxies of the classes: the weights of a head without bias
+        step on  mean_i [ -s_i,y + log Σ_c n_c exp(s_i,c) ]
+        memory <- reservoir(memory, x)
+    predict the class whose proxy is nearest by cosine
+
+The sum runs over the classes of the step, so no other proxy moves; each counts as often as it occurs, which damps frequent ones. It
+is contrast with the proxies of all images' classes in closed form, and a softmax cross-entropy with logits shifted by log n_c:
+the row is `ce/proxy`, and GRACE's α acts on it.
+
+Differences from the paper and its program: T is the run's augmentation (`--augment full` is the program's); with n_recall=0 the
+step trains on the new images' two views once memory holds anything; n_recall is 64 (the program's 10 belongs to a smaller net).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from torch import Tensor
+
+from gracecl.augment import View
+from gracecl.core import Batch, Incoming, LossTable, Progress, Rows, Taps
+from gracecl.errors import UserError
+from gracecl.losses import proxy_contrast
+from gracecl.memory import Memories
+from gracecl.method import Method
+from gracecl.nets.class_means import class_means, nearest_mean
+from gracecl.nets.heads import CosineHead
+from gracecl.nets.tapped import TappedNet
+from gracecl.registry import methods
+
+COSINE_EPSILON = 1e-6
+
+
+@methods.register("pcr")
+@dataclass(eq=False, repr=False)
+class PCR(Method):
+    """PCR: every image against the proxies of the classes in its step, each counted as often as the class occurs."""
+
+    n_recall: int = 64
+    """images drawn from memory at each step"""
+    temperature: float = 0.09
+    """cosines are divided by it"""
+    joint_forward: bool = False
+    """one forward for new and replayed images, hence one BatchNorm batch, instead of one for each"""
+    mem_iters: int = 1
+    """optimiser steps per stream batch, each with a new draw from memory"""
+    inference: Literal["linear", "ncm"] = "linear"
+    """predict by the proxies, or by the nearest class mean of the memory's features"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mem_iters < 1:
+            raise UserError(f"pcr: mem_iters must be at least 1, not {self.mem_iters}")
+        if self.temperature <= 0:
+            raise UserError(f"pcr: temperature must be above 0, not {self.temperature}")
+
+    @property
+    def repeats(self) -> int:  # type: ignore[override]
+        return self.mem_iters
+
+    @property
+    def rule(self) -> str:
+        return f"{self.inference}_last"
+
+    def attach(self, net: TappedNet, memories: Memories) -> None:
+        super().attach(net, memories)
+        net.classifier = CosineHead(net.classifier, 1 / self.temperature, COSINE_EPSILON)
+
+    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+        if len(memories.replay) == 0:
+            return {}
+        stream, slots = np.arange(len(new)), memories.replay.draw(self.n_recall, rng)
+        replay = {"replay": Rows(stream[:0], slots)} if len(slots) else {}
+        return {**replay, "new": Rows(stream)}
+
+    def views(self, block: str, augment: View) -> Sequence[View]:
+        return (), augment
+
+    def forwards(self, blocks: list[str]) -> list[list[str]]:
+        return [blocks] if self.joint_forward else [[block] for block in blocks]
+
+    def losses(self, out: Taps, batch: Batch) -> LossTable:
+        return {"ce/proxy": proxy_contrast(out.logits, batch.y)}
+
+    def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> None:
+        if self.inference == "ncm":
+            memory = memories.replay
+            self.means = class_means(net, memory.images[: len(memory)], memory.labels[: len(memory)], progress.seen)
+
+    def rules(self, out: Taps) -> dict[str, Tensor]:
+        return super().rules(out) | ({"ncm": nearest_mean(out.features, self.means)} if self.inference == "ncm" else {})

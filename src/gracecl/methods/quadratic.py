@@ -1,0 +1,125 @@
+"""What all quadratic regularisers share: a penalty that holds weights near an anchor, each as hard as it is important.
+
+    penalty = factor · Σ_p Ω_p (θ_p - θ*_p)²
+
+over all trainable weights. A regulariser says how Ω is estimated; it consolidates (renews Ω and θ*) at the end of a task. Each
+weight's part of the sum counts for the first tapped layer that depends on it (`nets/flat.py`), so the penalty is a row like any
+other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gracecl.core import NO_TASK, Batch, Incoming, LossTable, Progress, Taps
+from gracecl.errors import UserError
+from gracecl.memory import Memories
+from gracecl.method import Addition, Boundaries
+from gracecl.nets.flat import FlatParameters
+from gracecl.nets.scoring import gradients_of_each, trainable
+from gracecl.nets.tapped import TappedNet
+
+FLOATS_AT_ONCE = 1 << 25
+"""gradients of single images that are held at a time"""
+
+
+@dataclass(eq=False, repr=False)
+class QuadraticPenalty(Addition):
+    """A pull of important weights towards where they were when the last task ended."""
+
+    strength: float = 1.0
+    """λ, the strength of the pull"""
+    exclude_head: bool = False
+    """leave the classification heads free"""
+    every: int = 0
+    """steps between two consolidations on a stream without task marks, which is our extension; 0 is never"""
+
+    boundaries: ClassVar[Boundaries] = "used"
+    half: ClassVar[bool] = False
+    """whether the paper writes the penalty as λ/2 instead of λ times the sum"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.strength < 0 or self.every < 0:
+            raise UserError(f"{self.name}: strength and every cannot be negative")
+
+    def attach(self, net: TappedNet, memories: Memories) -> None:
+        super().attach(net, memories)
+        self.flat = FlatParameters(net, tuple(memories.replay.images.shape[1:]))
+        self.anchor = self.flat.snapshot()
+        self.importance = torch.zeros_like(self.anchor)
+        self.consolidated = False
+        self._free = self.flat.is_head if self.exclude_head else None
+
+    def consolidate(self, memories: Memories, progress: Progress) -> None:
+        """Renews `importance` and `anchor`."""
+        raise NotImplementedError(f"{type(self).__name__} must say how it finds what is important")
+
+    def end_task(self, memories: Memories, progress: Progress) -> None:
+        self.consolidate(memories, progress)
+        self.consolidated = True
+
+    def observe(self, memories: Memories, new: Incoming, rng: np.random.Generator) -> None:
+        if self.every and new.progress.task == NO_TASK and (new.progress.step + 1) % self.every == 0:
+            self.end_task(memories, new.progress)
+
+    def losses(self, out: Taps, batch: Batch) -> LossTable:
+        """No row before the first consolidation, so that the first task is that of the learner alone, to the bit."""
+        if not self.consolidated or self.strength == 0:
+            return {}
+        return {f"penalty/{self.name}": (self.strength / 2 if self.half else self.strength) * self.distance()}
+
+    def distance(self) -> Tensor:
+        """`[L]`: Σ_p Ω_p (θ_p - θ*_p)² over the weights of each layer."""
+        return self.flat.by_layer(self.importance * (self.flat.vector() - self.anchor).square())
+
+    def counted(self, values: Tensor) -> Tensor:
+        """Importances, 0 for weights that are left free."""
+        return values if self._free is None else values.masked_fill(self._free, 0.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"anchor": self.anchor, "importance": self.importance, "consolidated": self.consolidated}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.anchor, self.importance = state["anchor"].to(self.anchor), state["importance"].to(self.anchor)
+        self.consolidated = state["consolidated"]
+
+
+@dataclass(eq=False, repr=False)
+class LooksBack(QuadraticPenalty):
+    """A penalty whose importances are found by looking at a sample of the task's images once more when the task ends."""
+
+    n_fisher: int = 1000
+    """images of the current task that are kept for this, beside the memory"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.n_fisher < 1:
+            raise UserError(f"{self.name}: n_fisher must be at least 1, not {self.n_fisher}")
+
+    def attach(self, net: TappedNet, memories: Memories) -> None:
+        super().attach(net, memories)
+        memories.scratch(self.name, self.n_fisher)
+
+    def observe(self, memories: Memories, new: Incoming, rng: np.random.Generator) -> None:
+        memories[self.name].add(rng, new.x, new.labels, new.progress.task)
+        super().observe(memories, new, rng)
+
+    def average(self, x: Tensor, score: Callable[..., Tensor], of_each: Callable[[Tensor], Tensor], *given: Tensor) -> Tensor:
+        """`[P]`: the mean over images of `of_each` of the gradient of `score(logits, *given)`, a few images at a time."""
+        weights = trainable(self.net)
+        sums = {name: torch.zeros_like(value) for name, value in weights.items()}
+        at_once = max(1, FLOATS_AT_ONCE // sum(value.numel() for value in weights.values()))
+        for start in range(0, len(x), at_once):
+            some = slice(start, start + at_once)
+            found = gradients_of_each(self.net, weights, score, x[some].unsqueeze(1), *(value[some] for value in given))
+            for name, value in found.items():
+                sums[name] += of_each(value).sum(dim=0)
+        name_of = {id(parameter): name for name, parameter in self.net.named_parameters()}
+        return self.counted(self.flat.gather(lambda parameter: sums[name_of[id(parameter)]]) / len(x))

@@ -1,0 +1,68 @@
+"""RAR, Repeated Augmented Rehearsal. Zhang et al., A Simple but Strong Baseline for Online Continual Learning, NeurIPS 2022.
+
+    for each batch B_n from the stream:
+        K times:
+            B_M <- n_recall images drawn from memory
+            B_n', B_M' <- RandAugment(P operations, magnitude Q) of each image, drawn anew
+            step on CE(B_n') + CE(B_M'), one forward over both
+        memory <- reservoir(memory, B_n), once
+
+It is a way to train any method: `rar()` is around er, and rar(derpp()), rar(scr()) … repeat and augment those.
+
+(Retrospective Adversarial Replay, which goes by the same letters, is `adversarial_replay`.)
+
+Differences from the paper and its program: K, P and Q are fixed (the paper also adapts them to the memory's training accuracy); an
+image passes P operations (the program's transform is inserted three times, so its P = 1 is `operations=3`); ranges in pixels are
+scaled to the image (the program's shift of 47 pixels leaves nothing of an image of 32; `pixel_ranges="absolute"` gives that); 64
+images are drawn (the program: 10); predictions are the head's (the program's scripts also ask for nearest class means).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gracecl.augment import View
+from gracecl.errors import UserError
+from gracecl.method import Method, Wrapper
+from gracecl.rand_augment import RandAugment
+from gracecl.registry import methods
+
+
+@methods.register("rar")
+@dataclass(eq=False, repr=False)
+class RAR(Wrapper):
+    """Repeated augmented rehearsal: several steps per batch of the stream, each with images drawn and strongly augmented anew."""
+
+    inner: Method = "er(reduction='sum_of_means')"  # type: ignore[assignment]
+    """the method whose steps are repeated"""
+    iterations: int = 10
+    """K, steps per batch of the stream; the paper compares 1, 2, 5, 10 and 20"""
+    augmentation: Literal["randaugment", "run"] = "randaugment"
+    """what replaces the run's augmentation: RandAugment, or nothing (ema(rar(augmentation='run', iterations=3)) is EMA's base)"""
+    operations: int = 1
+    """P, operations of RandAugment on each image"""
+    magnitude: float = 14
+    """Q, their strength from 0 to 30"""
+    pixel_ranges: Literal["scaled", "absolute"] = "scaled"
+    """whether RandAugment's shifts and cut-outs go with the image's size or are pixels, as for images of 224"""
+    joint: bool = True
+    """one forward over all blocks, as the paper's program does; False leaves that to the inner method"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.iterations < 1 or self.operations < 0 or not 0 <= self.magnitude <= 30:
+            raise UserError("rar: iterations must be at least 1, operations at least 0, and magnitude from 0 to 30")
+
+    @property
+    def repeats(self) -> int:  # type: ignore[override]
+        return self.iterations * self.inner.repeats
+
+    def views(self, block: str, augment: View) -> Sequence[View]:
+        if self.augmentation == "randaugment":
+            augment = (RandAugment(self.operations, self.magnitude, self.pixel_ranges == "scaled"),)
+        return super().views(block, augment)
+
+    def forwards(self, blocks: list[str]) -> list[list[str]]:
+        return [blocks] if self.joint else super().forwards(blocks)

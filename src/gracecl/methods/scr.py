@@ -1,0 +1,169 @@
+"""SCR, supervised contrastive replay. Mai et al., Supervised Contrastive Replay, CVPR workshops 2021.
+
+    for each batch B_n from the stream:
+        if memory is empty: store B_n and go on
+        X <- B_n ∪ n_recall images drawn from memory, none of them twice;  X' <- T(X)
+        z <- unit vectors of g(f(X)) and g(f(X')), f the encoder, g a projector, in a forward each
+        step on SC(z): each of the 2|X| vectors against all the others, those of its class positive
+        memory <- reservoir(memory, B_n)
+    predict by the nearest class mean of the memory's features f; the projector has no part in it
+
+There is no softmax over classes: contrast is the loss that SCR classifies by, itself a softmax cross-entropy in which the other
+images stand for classes. Its row is `ce/contrast`, so that GRACE's α acts on it. But what GRACE reads, entropies and accuracies,
+comes from linear heads, and SCR trains none: write grace(scr(train_head=True)), which trains them on features that they do not
+move, the row `ce/head`. Encoder, projector and nearest-mean predictions of scr() itself are the same with such heads and without.
+
+Differences from the paper and its program: T is the run's augmentation (`--augment full` is the program's); n_recall is 64, for
+comparison with other methods (the paper's 100 is worth some points, and worth as many to experience replay); a seen class without
+images in memory cannot be predicted (the program draws a random direction, without_images='random'); the pass over memory at the
+end of each task, which is in the program's configurations but not in the paper, is the option `review`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gracecl.augment import View
+from gracecl.core import Batch, Incoming, Ints, LossTable, Progress, Rows, Taps
+from gracecl.errors import UserError
+from gracecl.losses import classes_among, cross_entropy, supervised_contrast
+from gracecl.memory import Memories
+from gracecl.method import Boundaries, Method
+from gracecl.nets.class_means import class_means, nearest_mean
+from gracecl.nets.tapped import StackedLinear, TappedNet
+from gracecl.registry import methods
+
+REVIEW_SCALE = 0.1
+"""what gradients are multiplied by in the review"""
+
+
+@methods.register("scr")
+@dataclass(eq=False, repr=False)
+class SCR(Method):
+    """SCR: supervised contrast over two views of new and replayed images; predictions by the nearest class mean."""
+
+    n_recall: int = 64
+    """images drawn from memory at each step"""
+    temperature: float = 0.1
+    """of the contrast"""
+    projector: Literal["mlp", "linear", "none"] = "mlp"
+    """what makes vectors to contrast of features: a hidden layer of their width and a linear one, the latter alone, or nothing"""
+    joint_forward: bool = False
+    """one forward for both views, hence one BatchNorm batch, instead of one for each"""
+    mem_iters: int = 1
+    """optimiser steps per stream batch, each with a new draw from memory"""
+    review: bool = False
+    """at the end of each task, one pass over memory with gradients divided by 10"""
+    train_head: bool = False
+    """train the linear heads beside it, on features that they do not move: for GRACE, and for inference='linear'"""
+    inference: Literal["ncm", "linear"] = "ncm"
+    """predict by the nearest class mean, or by the linear head"""
+    without_images: Literal["exclude", "last_mean", "random"] = "exclude"
+    """what the nearest mean does with a seen class that memory holds no image of: never predict it, use its mean at the end of the
+    last task that it had images at, or put it in a random direction"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mem_iters < 1:
+            raise UserError(f"scr: mem_iters must be at least 1, not {self.mem_iters}")
+        if self.temperature <= 0:
+            raise UserError(f"scr: temperature must be above 0, not {self.temperature}")
+        if self.inference == "linear" and not self.train_head:
+            raise UserError("scr: inference='linear' needs heads that were trained; add train_head=True")
+
+    @property
+    def boundaries(self) -> Boundaries:  # type: ignore[override]
+        return "used" if self.review or self.without_images == "last_mean" else "unused"
+
+    @property
+    def repeats(self) -> int:  # type: ignore[override]
+        return self.mem_iters
+
+    @property
+    def rule(self) -> str:
+        return f"{self.inference}_last"
+
+    def attach(self, net: TappedNet, memories: Memories) -> None:
+        super().attach(net, memories)
+        if self.projector == "mlp":
+            self.hidden = net.extra("projector_hidden", StackedLinear(net.layers, net.width, net.width))
+        device = net.classifier.weight.device
+        self.last_means = torch.zeros(net.layers, net.classes, net.width, device=device)
+        self.ever_held = torch.zeros(net.classes, dtype=torch.bool, device=device)
+
+    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+        if len(memories.replay) == 0:
+            return {}
+        rows = Rows(np.arange(len(new)), memories.replay.draw(self.n_recall, rng))
+        return {"raw": rows, "augmented": rows}
+
+    def views(self, block: str, augment: View) -> Sequence[View]:
+        return (augment,) if block.endswith("augmented") else ((),)
+
+    def forwards(self, blocks: list[str]) -> list[list[str]]:
+        return [blocks] if self.joint_forward else [[block] for block in blocks]
+
+    def losses(self, out: Taps, batch: Batch) -> LossTable:
+        table = {"ce/contrast": supervised_contrast(self.projected(out), batch.y, self.temperature)}
+        if self.train_head:
+            table["ce/head"] = cross_entropy(self.net.classifier(out.features.detach()), batch.y)
+        return table
+
+    def projected(self, out: Taps) -> Tensor:
+        """The vectors that are contrasted, before they are brought to unit length."""
+        match self.projector:
+            case "none":
+                return out.features
+            case "linear":
+                return out.embedding
+        projected: Tensor = self.net.projector(torch.relu(self.hidden(out.features)))
+        return projected
+
+    def closing_steps(self, memories: Memories, progress: Progress, rng: np.random.Generator) -> Iterable[dict[str, Rows]]:
+        """The review: memory in random order, in whole batches of n_recall."""
+        batches = len(memories.replay) // max(1, self.n_recall) if self.review else 0
+        order, nothing = rng.permutation(len(memories.replay)), np.empty(0, np.int64)
+        for slots in np.split(order[: batches * self.n_recall], batches) if batches else ():
+            rows = Rows(nothing, slots)
+            yield {"review": rows, "review_augmented": rows}
+
+    def after_backward(self, batch: Batch) -> None:
+        if "review" in batch.blocks:
+            for parameter in self.net.parameters():
+                if parameter.grad is not None:
+                    parameter.grad *= REVIEW_SCALE
+
+    def end_task(self, memories: Memories, progress: Progress) -> None:
+        if self.without_images == "last_mean":
+            self.last_means, self.ever_held = self.known_means(self.net, memories, progress)
+
+    def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> None:
+        self.means, self.predictable = self.known_means(net, memories, progress)
+
+    def known_means(self, net: TappedNet, memories: Memories, progress: Progress) -> tuple[Tensor, Tensor]:
+        """The mean of each class, `[L, C, D]`, and which classes can be predicted by it, `[C]`."""
+        memory = memories.replay
+        labels: Ints = memory.labels[: len(memory)]
+        means = class_means(net, memory.images[: len(memory)], labels, progress.seen)
+        if self.without_images == "random" or len(labels) == 0:  # with no image at all, directions are as good as anything
+            return means, torch.ones_like(self.ever_held)
+        held = classes_among(torch.from_numpy(labels), net.classes).to(means.device)
+        return torch.where(held[:, None], means, self.last_means), held | self.ever_held
+
+    def rules(self, out: Taps) -> dict[str, Tensor]:
+        nearest = nearest_mean(out.features, self.means).masked_fill(~self.predictable, -torch.inf)
+        return {"ncm": nearest} | (super().rules(out) if self.train_head else {})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last_means": self.last_means, "ever_held": self.ever_held} if self.without_images == "last_mean" else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.without_images == "last_mean":
+            self.last_means = state["last_means"].to(self.last_means.device)
+            self.ever_held = state["ever_held"].to(self.ever_held.device)

@@ -1,0 +1,147 @@
+"""All trainable weights of a net as one vector, sorted by the first tapped layer that depends on each.
+
+A penalty on weights becomes a row `[L]` of the loss table by summing its entries layer by layer. Which layer a parameter belongs to
+is found by autograd, not by names: it is the first tap whose features or logits have a gradient there. A parameter that no tap
+depends on, such as a module that only a loss uses, counts for the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from gracecl.nets.tapped import StackedLinear, TappedNet
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A parameter, or the part of a stacked one that belongs to one layer."""
+
+    parameter: nn.Parameter
+    part: int | None
+    layer: int
+    head: bool
+
+    def of(self, value: Tensor) -> Tensor:
+        """This piece of the parameter itself, or of anything of its shape."""
+        return (value if self.part is None else value[self.part]).reshape(-1)
+
+    @property
+    def size(self) -> int:
+        return self.parameter.numel() // (1 if self.part is None else len(self.parameter))
+
+
+class FlatParameters:
+    """The trainable weights of a net as one vector `[P]`; entries of the same tapped layer stand together."""
+
+    def __init__(self, net: TappedNet, shape: tuple[int, ...]) -> None:
+        """`shape` is that of one image, for the pass that finds each parameter's layer."""
+        pieces = find_pieces(net, shape)
+        self.pieces = sorted(pieces, key=lambda piece: piece.layer)
+        self.sizes = [sum(piece.size for piece in pieces if piece.layer == layer) for layer in range(net.layers)]
+        self.parameters = list({id(piece.parameter): piece.parameter for piece in self.pieces}.values())
+
+    def gather(self, value_of: Callable[[nn.Parameter], Tensor]) -> Tensor:
+        """`[P]` from one tensor per parameter, each of the parameter's shape."""
+        values = {id(parameter): value_of(parameter) for parameter in self.parameters}
+        return torch.cat([piece.of(values[id(piece.parameter)]) for piece in self.pieces])
+
+    def vector(self) -> Tensor:
+        """The weights now; gradients flow back into them."""
+        return self.gather(lambda parameter: parameter)
+
+    def snapshot(self) -> Tensor:
+        """The weights now, as a copy."""
+        return self.vector().detach()
+
+    def gradient(self) -> Tensor:
+        """`.grad` of all weights, 0 where there is none."""
+        return self.gather(lambda parameter: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).detach()
+
+    def scatter(self, vector: Tensor) -> dict[nn.Parameter, Tensor]:
+        """The way back: for each parameter its entries of the vector, in the parameter's shape."""
+        values = {parameter: torch.empty_like(parameter) for parameter in self.parameters}
+        for piece, entries in zip(self.pieces, torch.split(vector, [piece.size for piece in self.pieces]), strict=True):
+            whole = values[piece.parameter]
+            part = whole if piece.part is None else whole[piece.part]
+            part.copy_(entries.view(part.shape))
+        return values
+
+    def set_gradient(self, vector: Tensor) -> None:
+        """Puts the vector where the optimiser looks; parameters without a gradient stay without, as they have no part in it."""
+        for parameter, value in self.scatter(vector).items():
+            if parameter.grad is not None:
+                parameter.grad.copy_(value)
+
+    def by_layer(self, values: Tensor) -> Tensor:
+        """`[L]`: the sum of a vector `[P]` over the entries of each layer."""
+        if len(self.sizes) == 1:
+            return values.sum().unsqueeze(0)
+        return torch.stack([part.sum() for part in torch.split(values, self.sizes)])
+
+    @property
+    def is_head(self) -> Tensor:
+        """`[P]`: True for entries of the classification heads."""
+        return torch.cat([torch.full((piece.size,), piece.head, device=piece.parameter.device) for piece in self.pieces])
+
+
+def find_pieces(net: TappedNet, shape: tuple[int, ...]) -> list[Piece]:
+    """Every trainable parameter with its layer; stacked ones fall into one piece per layer."""
+    stacked = {
+        id(parameter): module
+        for module in net.modules()
+        if isinstance(module, StackedLinear)
+        for parameter in module.parameters(recurse=False)
+    }
+    heads = {id(parameter) for parameter in net.classifier.parameters()}
+    layer_of = first_taps(net, shape)
+    pieces = []
+    for parameter in net.parameters():
+        if not parameter.requires_grad:
+            continue
+        head = id(parameter) in heads
+        if id(parameter) in stacked and len(parameter) == net.layers:
+            pieces += [Piece(parameter, layer, layer, head) for layer in range(net.layers)]
+        else:
+            pieces.append(Piece(parameter, None, layer_of.get(id(parameter), net.layers - 1), head))
+    return pieces
+
+
+def first_taps(net: TappedNet, shape: tuple[int, ...]) -> dict[int, int]:
+    """`{id of a parameter: first tap that depends on it}`, by one small pass and a gradient per tap.
+
+    The pass runs on weights with a little noise, so that those which start at zero do not hide what lies behind them, and in
+    evaluation mode, so that no statistics move.
+    """
+    if net.layers == 1:
+        return {id(parameter): 0 for parameter in net.parameters()}
+    trainable = {name: parameter for name, parameter in net.named_parameters() if parameter.requires_grad}
+    device = net.classifier.weight.device
+    generator = torch.Generator().manual_seed(0)
+
+    def noise(like: Tensor) -> Tensor:
+        return 0.1 * torch.randn(like.shape, generator=generator).to(device, like.dtype)
+
+    noisy = {name: (parameter.detach() + noise(parameter)).requires_grad_() for name, parameter in trainable.items()}
+    x = 10 * noise(torch.empty(4, *shape))
+    found: dict[int, int] = {}
+    training = net.training
+    net.eval()
+    try:
+        with torch.enable_grad():
+            logits = functional_call(net, noisy, (x,)).logits
+            for tap in range(net.layers):
+                left = {name: value for name, value in noisy.items() if id(trainable[name]) not in found}
+                gradients = torch.autograd.grad(
+                    logits[tap].square().sum(), list(left.values()), retain_graph=True, allow_unused=True
+                )
+                for name, gradient in zip(left, gradients, strict=True):
+                    if gradient is not None and bool(gradient.any()):
+                        found[id(trainable[name])] = tap
+    finally:
+        net.train(training)
+    return found

@@ -1,0 +1,414 @@
+"""Any `nn.Module` as a tapped net: features are read at the modules one names, or at evenly spaced blocks.
+
+    net = gracecl.tap(model, at=["layer2", "layer3", "layer4"], classes=100)
+
+A tap reads whatever its module returns: the average over a map `[B, C, H, W]`, the class token or the mean token of a sequence
+`[B, T, D]` through a norm of its own, a vector `[B, D]` as it is. Taps whose width differs from the last one's get a linear map to
+it. All of that is laid out by one dry forward at construction.
+
+The model's forward is left when the last tap was read, so its own head costs nothing and its parameters keep `.grad` at None.
+Hooks are in place during a forward only: the net can be copied, saved and called functionally, and other hooks stay as they are.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from gracecl.errors import UserError
+from gracecl.nets.tapped import BATCH_NORMS, Backbone, TappedNet, stack_layers
+
+Pool = Literal["auto", "class", "mean", "maps"]
+CLASS_TOKENS = ("cls_token", "class_token", "class_embedding", "cls_embedding")
+"""what models call the token that stands for the whole sequence"""
+SIZES = (32, 224)
+"""sides of the square images that are tried where no example is given"""
+STAGES = 4
+"""a list of so many blocks is preferred to longer ones further inside, each of which is then a single stage"""
+MODEL_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, AttributeError, ArithmeticError)
+"""what models raise when an input does not suit them"""
+
+
+def tap(
+    model: nn.Module,
+    at: str | Sequence[str] | None = None,
+    *,
+    classes: int,
+    taps: int = 4,
+    example: Tensor | Sequence[int] | None = None,
+    embedding: int = 128,
+    pool: Pool = "auto",
+) -> TappedNet:
+    """The model with a classifier at each tap; `net(x)` takes what the model takes, `net.backbone.names` says where it is tapped.
+
+    `at` names modules as `model.named_modules()` does; without it the last of the model's blocks and evenly spaced ones before it
+    are tapped, at most `taps`. `example` is an input or its shape, batch first, for models from which it cannot be guessed. `pool`
+    says how maps and sequences become vectors: "maps" averages over all axes after the second, "mean" over those between the first
+    and the last, "class" takes the first token; "auto" decides by the shape and by whether the model has a class token.
+    """
+    if classes < 1:
+        raise UserError(f"tap needs at least one class, not {classes}")
+    weight = next(model.parameters(), None)
+    net = TappedNet(ModuleBackbone(model, at, taps, example=example, pool=pool), classes, embedding=embedding)
+    return net if weight is None else net.to(weight.device)
+
+
+class ModuleBackbone(Backbone):
+    """A module, and at each tap a reader that makes a vector of the common width out of what the tapped part returns."""
+
+    names: tuple[str, ...]
+    """the tapped modules, in the order in which they finish"""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        at: str | Sequence[str] | None = None,
+        taps: int = STAGES,
+        at_most: bool = True,
+        example: Tensor | Sequence[int] | None = None,
+        pool: Pool = "auto",
+    ) -> None:
+        """`at_most` says that `taps` was not asked for: all that `at` names are tapped, or as many blocks as there are up to it.
+
+        Otherwise there must be so many; names are counted from the last.
+        """
+        super().__init__()
+        if pool not in get_args(Pool):
+            raise UserError(f"pool must be one of {', '.join(get_args(Pool))}, not {pool!r}")
+        if taps < 1:
+            raise UserError(f"the number of taps must be at least 1, not {taps}")
+        run = dry_run(model, example)
+        places = found_blocks(model, run) if at is None else named(model, run, [at] if isinstance(at, str) else list(at))
+        if taps > len(places) and not at_most:
+            raise UserError(
+                f"there are {len(places)} places to tap ({', '.join(places)}), not {taps}; "
+                f"use --taps {len(places)}, or name others with at="
+            )
+        self.names = tuple(evenly_spaced(places, taps) if at is None else places if at_most else places[-taps:])
+        outputs = [readable(run, name) for name in self.names]
+        pools = [choose_pool(model, run, name, output, pool) for name, output in zip(self.names, outputs, strict=True)]
+        widths = [output.shape[1 if kind == "maps" else -1] for output, kind in zip(outputs, pools, strict=True)]
+        self.layers, self.width = len(self.names), widths[-1]
+        self.model = model
+        self.readers = nn.ModuleList(Reader(kind, width, self.width) for kind, width in zip(pools, widths, strict=True))
+        self.last_runs = run.finished.count(self.names[-1])
+        """how often the last tapped module runs in a forward; a tap reads what its module returned last"""
+
+    def tap_parts(self) -> list[nn.Module]:
+        return [self.readers]
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled: dict[str, Tensor] = {}
+        enough = Enough()
+        runs_left = self.last_runs
+
+        def keep(name: str, reader: Reader) -> Callable[..., None]:
+            def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+                nonlocal runs_left
+                pooled[name] = reader.pool(tensor_of(output))
+                if name == self.names[-1]:
+                    runs_left -= 1
+                    if runs_left == 0:
+                        raise enough
+
+            return hook
+
+        modules = [self.model.get_submodule(name) for name in self.names]
+        hooks = [
+            module.register_forward_hook(keep(name, reader))  # type: ignore[arg-type]
+            for module, name, reader in zip(modules, self.names, self.readers, strict=True)
+        ]
+        try:
+            with lone_values_allowed(self.model, len(x)):
+                self.model(x)
+        except Enough as stop:
+            if stop is not enough:  # that of a net around this one
+                raise
+        finally:
+            for handle in hooks:
+                handle.remove()
+        if missing := [name for name in self.names if name not in pooled]:
+            raise UserError(
+                f"the model did not run '{missing[0]}' for this input, so its tap has nothing to read; tap another module"
+            )
+        return stack_layers([reader(pooled[name]) for name, reader in zip(self.names, self.readers, strict=True)])
+
+
+class Reader(nn.Module):
+    """One tap's way from what a module returns to a vector: pooled, tokens through a norm, mapped where the width differs."""
+
+    def __init__(self, kind: str, width: int, common: int) -> None:
+        super().__init__()
+        self.kind = kind
+        self.norm = nn.LayerNorm(width) if kind in ("class", "mean") else nn.Identity()
+        self.map = nn.Linear(width, common) if width != common else nn.Identity()
+
+    def pool(self, output: Tensor) -> Tensor:
+        """`[B, width]`, always a new tensor, for the model may go on and change its own in place."""
+        if self.kind == "maps":
+            return output.flatten(2).mean(dim=2)
+        if self.kind == "mean":
+            return output.flatten(1, -2).mean(dim=1)
+        return (output[:, 0] if self.kind == "class" else output).clone()
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        out: Tensor = self.map(self.norm(pooled))
+        return out
+
+
+class Enough(BaseException):
+    """Leaves a model's forward once the last tap was read. Not an Exception, which a model might catch."""
+
+
+@contextmanager
+def lone_values_allowed(model: nn.Module, batch: int) -> Iterator[None]:
+    """Batch norms use their running statistics where one image leaves one value per channel, from which no spread can be told."""
+    norms = [part for part in model.modules() if isinstance(part, BATCH_NORMS) and part.training] if batch == 1 else []
+
+    def look(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        norm.training = inputs[0].numel() > inputs[0].shape[1] or norm.running_mean is None
+
+    hooks = [norm.register_forward_pre_hook(look) for norm in norms]
+    try:
+        yield
+    finally:
+        for norm, hook in zip(norms, hooks, strict=True):
+            norm.training = True
+            hook.remove()
+
+
+# The dry run, and what follows from it.
+
+
+class Run(NamedTuple):
+    """What a forward on an example did."""
+
+    x: Tensor
+    finished: list[str]
+    """names of the modules that ran, in the order in which they finished; one that ran twice stands there twice"""
+    outputs: dict[str, Any]
+    """what each of them returned last"""
+
+
+def dry_run(model: nn.Module, example: Tensor | Sequence[int] | None) -> Run:
+    """A forward on two copies of the example, in evaluation mode; every part of the model is afterwards in the mode it was in."""
+    weight = next(model.parameters(), torch.empty(0))
+    reasons = []
+    for tried in guesses(model) if example is None else [example]:
+        x = tried[:1] if isinstance(tried, Tensor) else torch.zeros(1, *tuple(tried)[1:])
+        x = torch.cat([x, x]).to(weight.device, weight.dtype if x.is_floating_point() else None)
+        try:
+            return watched(model, x)
+        except MODEL_ERRORS as error:
+            reasons.append(f"{list(x.shape)}: {first_line(error)}")
+    if example is not None:
+        raise UserError(
+            f"{type(model).__name__} does not take inputs of the shape {reasons[0]}; "
+            "use the size and channels it was made for (a stream's size=, or example= of tap)"
+        )
+    tried_text = f" (tried {'; '.join(reasons)})" if reasons else ""
+    raise UserError(
+        f"cannot guess what {type(model).__name__} takes{tried_text}; give example=, an input or its shape such as (1, 3, 64, 64)"
+    )
+
+
+def guesses(model: nn.Module) -> list[tuple[int, ...]]:
+    """Shapes that the model's first layer would take."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            return [(1, module.in_channels, side, side) for side in SIZES]
+        if isinstance(module, nn.Linear):
+            return [(1, module.in_features)]
+    return []
+
+
+def watched(model: nn.Module, x: Tensor) -> Run:
+    run = Run(x, [], {})
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            run.finished.append(name)
+            run.outputs[name] = output
+
+        return hook
+
+    modes = [(module, module.training) for module in model.modules()]
+    hooks = [module.register_forward_hook(note(name)) for name, module in model.named_modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, training in modes:
+            module.training = training
+    return run
+
+
+def tensor_of(output: Any) -> Tensor:
+    """The hidden state in what a module returned: itself, an entry called `last_hidden_state`, or the first tensor in it."""
+    if isinstance(output, Mapping):
+        output = [output.get("last_hidden_state"), *output.values()]
+    if isinstance(output, (tuple, list)):
+        output = next((part for part in output if isinstance(part, Tensor)), None)
+    if not isinstance(output, Tensor):
+        raise UserError(f"a tapped module returned a {type(output).__name__} and no tensor; tap a module that returns its features")
+    return output
+
+
+def readable(run: Run, name: str) -> Tensor:
+    """The features that a module gave, if they are some."""
+    output = run.outputs[name]
+    try:
+        tensor = tensor_of(output)
+    except UserError:
+        raise UserError(f"'{name}' returns a {type(output).__name__} without a tensor, which a tap cannot read") from None
+    if tensor.ndim not in (2, 3, 4) or len(tensor) != len(run.x) or not tensor.is_floating_point():
+        raise UserError(
+            f"'{name}' returns {tensor.dtype} of shape {list(tensor.shape)} for {len(run.x)} inputs; a tap reads floats with the "
+            "batch first: vectors [B, D], sequences [B, T, D] or maps [B, C, H, W]"
+        )
+    return tensor
+
+
+def is_readable(run: Run, name: str) -> bool:
+    try:
+        readable(run, name)
+    except UserError:
+        return False
+    return True
+
+
+def choose_pool(model: nn.Module, run: Run, name: str, output: Tensor, pool: Pool) -> str:
+    """How a tap makes vectors of what its module returns."""
+    if output.ndim == 2:
+        return "vector"
+    if pool == "class" and output.ndim != 3:
+        raise UserError(f"pool='class' needs sequences [B, T, D], but '{name}' returns {list(output.shape)}; use pool='auto'")
+    if pool != "auto":
+        return pool
+    if output.ndim == 4:
+        # Square images have square maps, which tells maps with channels last (as in Swin) from the usual ones.
+        square_input = run.x.ndim == 4 and run.x.shape[2] == run.x.shape[3]
+        return "mean" if square_input and output.shape[1] == output.shape[2] != output.shape[3] else "maps"
+    kinds = [type(module) for module in model.modules()]
+    if nn.Conv1d in kinds and nn.LayerNorm not in kinds:  # signals [B, C, T], not sequences
+        return "maps"
+    has_class_token = any(parameter.rsplit(".", 1)[-1] in CLASS_TOKENS for parameter, _ in model.named_parameters())
+    return "class" if has_class_token else "mean"
+
+
+def named(model: nn.Module, run: Run, names: list[str]) -> list[str]:
+    """The names, checked, in the order in which the modules finish."""
+    if not names:
+        raise UserError("at= names no module to tap; leave it out to have evenly spaced blocks tapped")
+    known = [name for name, _ in model.named_modules() if name]
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.4) or known[:5]
+            raise UserError(f"the model has no module '{name}' to tap; did you mean {' or '.join(map(repr, close))}?")
+        if name not in run.outputs:
+            inside = [other for other in dict.fromkeys(run.finished) if other.startswith(f"{name}.") and is_readable(run, other)]
+            instead = f", such as '{inside[-1]}'" if inside else ""
+            raise UserError(
+                f"'{name}' is not called by the model's forward, so it cannot be tapped; name a module that is{instead}"
+            )
+    if len(set(names)) < len(names):
+        raise UserError(f"at= names a module twice: {', '.join(names)}")
+    return sorted(names, key=last_place(run).__getitem__)
+
+
+def evenly_spaced(places: list[str], taps: int) -> list[str]:
+    """The last, and others at equal distances before it, rather deeper where they do not come out even."""
+    taps = min(taps, len(places))
+    return [places[math.ceil((number + 1) * len(places) / taps) - 1] for number in range(taps)]
+
+
+def last_place(run: Run) -> dict[str, int]:
+    return {name: place for place, name in enumerate(run.finished)}
+
+
+def first_line(error: BaseException) -> str:
+    """What somebody else's error says, short enough to stand in a sentence."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def optional_package(name: str, extra: str, what: str) -> ModuleType:
+    """A package that one of gracecl's extras installs."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        reason, remedy = first_line(error), f"install it with: pip install 'gracecl[{extra}]'"
+    except RuntimeError as error:  # what a torchvision that was made for another PyTorch raises
+        reason, remedy = first_line(error), "install builds of torch and torchvision that belong together, or remove torchvision"
+    raise UserError(f"{what} needs the package {name}, which cannot be imported ({reason}); {remedy}")
+
+
+# Blocks.
+
+
+def found_blocks(model: nn.Module, run: Run) -> list[str]:
+    """The blocks or stages that most of the model's layers are in, in the order in which they finish.
+
+    Children of one module are a list of blocks if they hold at least half of the layers that ran. The outermost list of at least
+    four is taken, else the longest. A final linear layer that gives the model's output is its head and not a block.
+    """
+    layers = [name for name in run.finished if is_layer(model.get_submodule(name))]
+    head = layers.pop() if layers and gives_the_result(model, run, layers[-1]) else ""
+    lists = []
+    for parent in sorted(dict(model.named_modules()), key=lambda name: name.count(".") + bool(name)):
+        blocks = blocks_of(model, run, parent, head)
+        inside = sum(any(layer == part or layer.startswith(f"{part}.") for part in blocks.values()) for layer in layers)
+        if blocks and 2 * inside >= len(layers):
+            lists.append(list(blocks))
+    if not lists:
+        raise UserError(f"no blocks to tap were found in {type(model).__name__}; name modules with at=[...]")
+    return next((places for places in lists if len(places) >= STAGES), max(lists, key=len))
+
+
+def blocks_of(model: nn.Module, run: Run, parent: str, head: str) -> dict[str, str]:
+    """`{where to tap: the block's layer or the block}` of a module's children.
+
+    Children with layers inside are blocks. Where there is at most one, each child that is a layer begins a block that lasts until
+    the next, and is tapped at its end: the activation or pooling after a convolution.
+    """
+    place = last_place(run)
+    children = [f"{parent}.{child}" if parent else child for child, _ in model.get_submodule(parent).named_children()]
+    ran = sorted((name for name in children if name in place), key=place.__getitem__)
+    usable = [name for name in ran if name != head and not head.startswith(f"{name}.") and is_readable(run, name)]
+    modules = {name: model.get_submodule(name) for name in usable}
+    nested = {
+        name: name for name, module in modules.items() if any(is_layer(part) for part in module.modules() if part is not module)
+    }
+    if len(nested) > 1:
+        return nested
+    ends: dict[str, str] = {}
+    layer = ""
+    for name, module in modules.items():
+        if is_layer(module):
+            layer = name
+        if layer and name not in nested and not isinstance(module, nn.Flatten):
+            ends[layer] = name
+    single = {end: layer for layer, end in ends.items()}
+    return single if len(single) > len(nested) else nested
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Whether the module is one layer with weights: a convolution or a linear map, not a norm."""
+    return not list(module.children()) and any(weight.ndim > 1 for weight in module.parameters(recurse=False))
+
+
+def gives_the_result(model: nn.Module, run: Run, name: str) -> bool:
+    """Whether a linear layer's output is what the model returns."""
+    if not isinstance(model.get_submodule(name), nn.Linear) or not is_readable(run, ""):
+        return False
+    return run.outputs[name] is tensor_of(run.outputs[""])

@@ -1,0 +1,110 @@
+"""Passes that look at a net without moving it: losses of single images, gradients, a step that is not taken, features.
+
+None of them touches parameters, `.grad`, BatchNorm statistics, the net's mode or torch's random state. Images are normalised
+already, precision is full, and a loss is the cross-entropy summed over the tapped layers. What the passes cost is added to the
+net's counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from gracecl import rng
+from gracecl.losses import cross_entropy, cross_entropy_of_each
+from gracecl.nets.tapped import TappedNet
+
+Normalisation = Literal["frozen", "eval", "train"]
+"""what BatchNorm does with a scored batch: `frozen` normalises by the batch and keeps the running statistics, `eval` normalises by
+the running statistics, `train` normalises by the batch and moves the running statistics as a training step does"""
+
+Weights = dict[str, Tensor]
+"""parameters, or gradients of them, by name"""
+
+
+@contextmanager
+def scoring(net: TappedNet, normalisation: Normalisation = "eval") -> Iterator[None]:
+    """A block of passes after which the net is as it was; under `train` its running statistics alone have moved."""
+    device, training = net.classifier.weight.device, net.training
+    held = [(buffer, buffer.clone()) for buffer in net.buffers()] if normalisation == "frozen" else []
+    net.train(normalisation != "eval")
+    try:
+        with rng.torch_seed("scoring", device=device):  # dropout draws the same in every block, so that two can be compared
+            yield
+    finally:
+        net.train(training)
+        with torch.no_grad():
+            for buffer, before in held:
+                buffer.copy_(before)
+
+
+def loss_of_each(
+    net: TappedNet, x: Tensor, y: Tensor, weights: Weights | None = None, normalisation: Normalisation = "eval"
+) -> Tensor:
+    """`[B]`: the loss of each image, under the net's own weights or others in their place."""
+    with scoring(net, normalisation), torch.no_grad():
+        return cross_entropy_of_each(functional_call(net, weights or {}, (x,)).logits, y).sum(dim=0)
+
+
+def gradient(net: TappedNet, x: Tensor, y: Tensor, normalisation: Normalisation = "eval") -> Weights:
+    """The gradient of the batch's mean loss, by the name of each trainable parameter that has one."""
+    weights = {name: value for name, value in net.named_parameters() if value.requires_grad}
+    with scoring(net, normalisation), torch.enable_grad():
+        loss = cross_entropy(net(x).logits, y).sum()
+        gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+    net.count(backward=len(x))
+    return {name: value for name, value in zip(weights, gradients, strict=True) if value is not None}
+
+
+def step_ahead(net: TappedNet, direction: Weights, rate: float) -> Weights:
+    """The weights after one plain step of gradient descent that is not taken."""
+    weights = dict(net.named_parameters())
+    return {name: weights[name].detach() - rate * value for name, value in direction.items()}
+
+
+def gradients_of_groups(net: TappedNet, x: Tensor, y: Tensor, scope: Literal["all", "heads"] = "all") -> Tensor:
+    """`[n, P]`: for each of n groups of images `x [n, b, …]`, `y [n, b]`, the gradient of the group's mean loss as one vector.
+
+    Groups of one image give gradients of single images. BatchNorm uses its running statistics, so that no image of a group, and no
+    group, changes what another gives. `heads` leaves out all weights but those of the classification heads.
+    """
+    trained = trainable(net)
+    if scope == "heads":
+        trained = {name: value for name, value in trained.items() if name.startswith("classifier.")}
+    found = gradients_of_each(net, trained, lambda logits, labels: cross_entropy(logits, labels).sum(), x, y)
+    return torch.cat([value.flatten(1) for value in found.values()], dim=1)
+
+
+def trainable(net: TappedNet) -> Weights:
+    return {name: value.detach() for name, value in net.named_parameters() if value.requires_grad}
+
+
+def gradients_of_each(net: TappedNet, weights: Weights, score: Callable[..., Tensor], x: Tensor, *given: Tensor) -> Weights:
+    """`{name: [n, …]}`: the gradients of `score(logits, *given)` for each of n groups of images `x [n, b, …]`, by `torch.func`.
+
+    `given` are tensors whose first axis is the group, such as labels `[n, b]`. BatchNorm uses its running statistics.
+    """
+    others = {name: value.detach() for name, value in net.named_parameters() if name not in weights}
+
+    def of_one(weights: Weights, images: Tensor, *rest: Tensor) -> Tensor:
+        return score(functional_call(net, (weights, others), (images,)).logits, *rest)
+
+    seen, images = net.forwarded, x.shape[0] * x.shape[1]
+    # Fused attention has no rule for many gradients at once and would fall back to one after the other.
+    with scoring(net, "eval"), sdpa_kernel(SDPBackend.MATH):
+        found: Weights = vmap(grad(of_one), in_dims=(None, *(0 for _ in (x, *given))))(weights, x, *given)
+    net.forwarded = seen  # under vmap the net sees one group in place of all
+    net.count(forward=images, backward=images)
+    return found
+
+
+def features_of(net: TappedNet, images: Tensor) -> Tensor:
+    """`[B, D]`: the deepest tapped layer's features of raw images, in evaluation mode."""
+    parts = [taps.features[-1] for _, taps in net.sweep(images)]
+    return torch.cat(parts) if parts else torch.zeros(0, net.width, device=net.classifier.weight.device)

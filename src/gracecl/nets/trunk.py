@@ -1,0 +1,135 @@
+"""Options of any net: a frozen trunk, low-rank adapters (LoRA) in its attention, another learning rate for it.
+
+`nets.build` takes these options out of the net's expression, as in `vit(patch=16, lora=4)` or `resnet18(freeze=True)`, so that
+the functions that make nets need not know them. The trunk is the backbone without what belongs to its taps (`Backbone.tap_parts`);
+taps, heads and modules of methods always learn, at the optimiser's own rate.
+
+Adapters: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022. They are put on query and value, as in the
+paper: W x + (alpha / rank) B A x with B = 0 at the start, so the net begins as what it was. A layer that gives query, key and value
+at once, in this order, is changed in its query and value rows alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gracecl import spec
+from gracecl.errors import UserError
+from gracecl.nets.tapped import TappedNet
+
+QUERY_AND_VALUE = (("query", "value"), ("q_proj", "v_proj"), ("q", "v"), ("to_q", "to_v"), ("q_lin", "v_lin"), ("wq", "wv"))
+"""names of linear layers that stand side by side in an attention module"""
+FUSED = ("qkv", "to_qkv")
+"""names of linear layers that give query, key and value, in this order"""
+
+
+@dataclass(frozen=True)
+class TrunkOptions:
+    """What of the trunk learns, and how fast."""
+
+    freeze: bool = False
+    """keep the trunk's weights and running statistics as they are"""
+    lora: int = 0
+    """rank of adapters on the queries and values of a frozen trunk; 0 for none"""
+    lora_alpha: float | None = None
+    """the adapters' output is scaled by lora_alpha / lora; None is lora, hence 1"""
+    trunk_lr: float = 1.0
+    """learning rate of whatever learns in the trunk, its adapters too, as a factor of the optimiser's"""
+
+    def __post_init__(self) -> None:
+        spec.check_fields(self, "the net")
+        if self.lora < 0 or (self.lora_alpha is not None and self.lora_alpha <= 0):
+            raise UserError("the net: lora must be at least 0 and lora_alpha above 0")
+        if self.lora_alpha is not None and not self.lora:
+            raise UserError("the net: lora_alpha scales adapters, of which there are none; give lora=4 too")
+        if self.trunk_lr <= 0:
+            raise UserError(f"the net: trunk_lr must be above 0, not {self.trunk_lr}; write freeze=True to keep the trunk as it is")
+        if self.freeze and not self.lora and self.trunk_lr != 1:
+            raise UserError(
+                "the net: with freeze=True nothing in the trunk learns, so trunk_lr has no meaning; leave one of them out"
+            )
+
+    def apply(self, net: TappedNet, shape: tuple[int, int, int], name: str) -> None:
+        """Freezes, adapts and marks the trunk of a net that was just made for images of this shape."""
+        net.backbone.trunk_lr = self.trunk_lr
+        if self.freeze or self.lora:
+            net.backbone.frozen = True
+            for parameter in net.backbone.trunk_parameters():
+                parameter.requires_grad_(False)
+            net.train(net.training)
+        if self.lora:
+            adapt(net, shape, name, self.lora, 1.0 if self.lora_alpha is None else self.lora_alpha / self.lora)
+
+
+def take_options(call: spec.Call) -> tuple[spec.Call, TrunkOptions]:
+    """The options of the trunk in a net's expression, and the expression without them."""
+    names = {field.name for field in dataclasses.fields(TrunkOptions)}
+    options = TrunkOptions(**{name: value for name, value in call.kwargs.items() if name in names})
+    rest = {name: value for name, value in call.kwargs.items() if name not in names}
+    return dataclasses.replace(call, kwargs=rest), options
+
+
+class LowRankLinear(nn.Linear):
+    """A linear layer that keeps its weights and learns a change of low rank; of a fused one, in query and value only."""
+
+    def __init__(self, linear: nn.Linear, rank: int, scale: float, fused: bool) -> None:
+        super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
+        self.weight, self.bias = linear.weight, linear.bias
+        self.scale, self.fused = scale, fused
+        changed, outputs = (2, linear.out_features // 3) if fused else (1, linear.out_features)
+        bound, device = linear.in_features**-0.5, linear.weight.device
+        self.down = nn.Parameter(torch.empty(changed * rank, linear.in_features, device=device).uniform_(-bound, bound))
+        self.up = nn.Parameter(torch.zeros(changed, outputs, rank, device=device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.scale * F.linear(F.linear(x, self.down), self.matrix_up())
+
+    def matrix_up(self) -> Tensor:
+        """B: of a fused layer, a block each for query and value, and between them the key's, with rows but no columns."""
+        if not self.fused:
+            return self.up[0]
+        blocks = self.up[0], self.up.new_zeros(self.up.shape[1], 0), self.up[1]
+        matrix: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
+        return matrix
+
+
+def adapt(net: TappedNet, shape: tuple[int, int, int], name: str, rank: int, scale: float) -> None:
+    """Puts adapters on the queries and values that images of this shape pass through."""
+    found = [(module, child) for module in net.backbone.trunk_modules() for child in attention_projections(module)]
+    used = layers_called(net, [module.get_submodule(child) for module, child in found], shape)
+    if not used:
+        raise UserError(
+            f"lora has nothing to adapt: {name} calls no linear layers for the queries and values of attention; use freeze=True"
+        )
+    for module, child in found:
+        linear = module.get_submodule(child)
+        if isinstance(linear, nn.Linear) and linear in used:
+            setattr(module, child, LowRankLinear(linear, rank, scale, fused=child in FUSED))
+
+
+def attention_projections(module: nn.Module) -> list[str]:
+    """Names of a module's own linear layers that give query or value."""
+    linear = {name: child for name, child in module.named_children() if isinstance(child, nn.Linear)}
+    separate = [name for pair in QUERY_AND_VALUE if all(name in linear for name in pair) for name in pair]
+    return separate + [name for name in FUSED if name in linear and linear[name].out_features % 3 == 0]
+
+
+def layers_called(net: TappedNet, layers: list[nn.Module], shape: tuple[int, int, int]) -> set[nn.Module]:
+    """Those that a forward pass calls: not the ones behind the last tap, nor those of which only the weight is read."""
+    called: set[nn.Module] = set()
+    hooks = [layer.register_forward_hook(lambda layer, *_: called.add(layer)) for layer in layers]
+    training = net.training
+    net.eval()
+    try:
+        with torch.no_grad():
+            net.backbone(torch.zeros(1, *shape, device=net.classifier.weight.device))
+    finally:
+        net.train(training)
+        for hook in hooks:
+            hook.remove()
+    return called

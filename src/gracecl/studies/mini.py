@@ -1,0 +1,53 @@
+"""Every method on twenty classes of CIFAR-100, small enough for an hour on two cores and on equal terms.
+
+Five tasks of four classes, 10,000 images of 16×16 pixels in one pass of 500 steps of 20; a memory of 200 images; a ResNet-18 of
+width 8. Every method has the library's optimiser (Adam at 0.001) and augmentation and replays 64 images a step, whatever its paper
+used, and otherwise the defaults of its file. What is part of a method stays: gdumb trains with its own SGD, rar augments by
+RandAugment. Two methods are shortened: gdumb trains for 64 epochs before each of the five evaluations, not 256; ema(rar()) has the
+base of EMA's authors, three steps per batch with the run's augmentation, not ten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gracecl.run import RunConfig
+
+METHODS = (
+    "sgd()",
+    "joint()",
+    "er()",
+    "agem()",
+    "mir()",
+    "gss()",
+    "aser()",
+    "er_ace()",
+    "er_aml()",
+    "gdumb(epochs=64)",
+    "scr()",
+    "pcr()",
+    "rar()",
+    "adversarial_replay()",
+    "der()",
+    "derpp()",
+    "lode()",
+    "ema(derpp())",
+    "ema(rar(iterations=3, augmentation='run'))",
+    "mose()",
+    "grace(mose())",
+)
+QUICK_METHODS = ("sgd()", "er()")
+
+
+def configs(methods: Sequence[str], seeds: Iterable[int], quick: bool) -> list[RunConfig]:
+    """The runs, seed after seed, so that every method has one before any has two. `quick` is to see that it works."""
+    if quick:
+        stream, net, memory = "split-digits(size=8, classes='0-3', tasks=2, batch=20)", "mlp(width=32, depth=4)", 20
+    else:
+        stream, net, memory = "split-cifar100(tasks=5, classes='0-19', size=16, batch=20)", "resnet18(width=8)", 200
+    chosen = methods or (QUICK_METHODS if quick else METHODS)
+    return [
+        RunConfig(method=method, stream=stream, net=net, memory=memory, seed=seed, device="cpu")
+        for seed in seeds
+        for method in chosen
+    ]

@@ -1,0 +1,68 @@
+"""A-GEM against numbers that its authors' program (bare vectors) and a reference program (nets) computed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from small import SmallNet, load
+from whole_steps import engine_with
+
+from gracecl.engine import Engine
+from gracecl.memory import Memories
+from gracecl.methods.agem import AGEM, REFERENCE, project
+from gracecl.nets.flat import FlatParameters
+
+GOLDEN = load("agem")
+DOUBLE = {"rtol": 1e-7, "atol": 1e-9}
+SINGLE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+@pytest.mark.parametrize("case", ["viol", "ok"])
+def test_projection(case: str) -> None:
+    g, reference = (torch.from_numpy(GOLDEN[f"{name}_{case}"]) for name in ("g", "g_ref"))
+    found = project(g, reference)
+    np.testing.assert_allclose(found.numpy(), GOLDEN[f"g_tilde_{case}"], **SINGLE)
+    assert torch.equal(found, g) == (case == "ok")
+
+
+@pytest.mark.parametrize("case", ["viol", "ok"])
+def test_step_along_given_gradients(case: str) -> None:
+    """Through `backward`, with losses whose gradients are the given vectors, and the optimiser."""
+    small = SmallNet.of_sizes(3, 4, 5, np.float32)
+    n = sum(parameter.numel() for parameter, _ in small._parts)
+    pad = {name: np.pad(GOLDEN[f"{name}_{case}"], (0, n - 39)) for name in ("theta", "g", "g_ref")}
+    small.set(pad["theta"])
+    engine = Engine(AGEM(), small.net, Memories(1, small.shape), optimiser=f"sgd(lr={float(GOLDEN['lr'])})")
+    flat = engine.method.weights
+    vector = flat.vector()
+    rows = {"ce/new": "g", REFERENCE: "g_ref"}
+    table = {row: (vector @ small.in_our_order(flat, pad[name])).unsqueeze(0) for row, name in rows.items()}
+    engine.method.backward(table)
+    np.testing.assert_allclose(small.gradient()[:39], GOLDEN[f"g_tilde_{case}"], **SINGLE)
+    engine.optimiser.step()
+    np.testing.assert_allclose(small.weights()[:39], GOLDEN[f"theta_after_{case}"], **SINGLE)
+
+
+@pytest.mark.parametrize("case", ["viol", "ok"])
+def test_whole_step(case: str) -> None:
+    """Forward over both batches, both gradients, the projection, the optimiser."""
+    p = f"net_{case}_"
+    small = SmallNet(GOLDEN, p)
+    stream, slots = GOLDEN[p + "y"], GOLDEN[p + "ym"]
+    engine = engine_with(small, AGEM(), f"sgd(lr={float(GOLDEN['net_lr'])})", GOLDEN[p + "xm"], slots)
+    found = {}
+    backward = engine.method.backward
+
+    def watched(table: dict[str, torch.Tensor], scale: torch.Tensor | None = None) -> None:
+        for name, row in (("g", "ce/new"), ("g_ref", REFERENCE)):
+            parameters = FlatParameters(small.net, small.shape).parameters
+            found[name] = dict(zip(parameters, torch.autograd.grad(table[row].sum(), parameters, retain_graph=True), strict=True))
+        backward(table, scale)
+
+    engine.method.backward = watched
+    engine.learn(small.images(GOLDEN[p + "x"]), stream)
+    for name in ("g", "g_ref"):
+        np.testing.assert_allclose(small.join(found[name].__getitem__), GOLDEN[p + name], **DOUBLE)
+    np.testing.assert_allclose(small.gradient(), GOLDEN[p + "g_tilde"], **DOUBLE)
+    np.testing.assert_allclose(small.weights(), GOLDEN[p + "theta_after"], **DOUBLE)

@@ -1,0 +1,217 @@
+"""A-GEM against a slow, literal step, and the invariants of its projection."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gracecl.core import is_loss, total
+from gracecl.engine import Engine
+from gracecl.methods.agem import REFERENCE, project
+from gracecl.testing import METHOD_LAWS, assert_same, feed, next_batch, prepared, toy_engine, toy_stream
+
+PLAIN_NET = "mlp(width=12, depth=4)"
+
+
+def vectors(n: int = 200, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [(torch.randn(30, generator=generator), torch.randn(30, generator=generator)) for _ in range(n)]
+
+
+def slow_project(g: list[float], reference: list[float]) -> list[float]:
+    product = sum(a * b for a, b in zip(g, reference, strict=True))
+    if product >= 0:
+        return g
+    factor = product / sum(b * b for b in reference)
+    return [a - factor * b for a, b in zip(g, reference, strict=True)]
+
+
+def test_projection_is_the_equation() -> None:
+    for g, reference in vectors():
+        np.testing.assert_allclose(project(g, reference).tolist(), slow_project(g.tolist(), reference.tolist()), atol=1e-5)
+
+
+def test_invariants_of_the_projection() -> None:
+    cases = vectors()
+    against = [(g, r) for g, r in cases if g @ r < 0]
+    assert 50 < len(against) < 150
+    for g, reference in cases:
+        allowed = project(g, reference)
+        size = g.norm() * reference.norm()
+        assert allowed @ reference >= -1e-6 * size
+        assert allowed.norm() <= g.norm() * (1 + 1e-6)
+        assert torch.equal(allowed, g) == bool(g @ reference >= 0)
+        torch.testing.assert_close(project(allowed, reference), allowed, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(project(g, 1000 * reference), allowed, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(project(8 * g, 8 * reference), 8 * allowed, rtol=1e-4, atol=1e-5)
+    for g, reference in against:
+        removed = g - project(g, reference)
+        assert abs(project(g, reference) @ reference) <= 1e-5 * g.norm() * reference.norm()
+        assert abs(F.cosine_similarity(removed, reference, dim=0)) > 1 - 1e-5
+        assert project(g, -3 * g).norm() < 1e-5
+        assert torch.equal(project(g, g), g)
+        assert torch.equal(project(g, torch.zeros_like(g)), g)
+        assert torch.equal(project(g, 1e-8 * reference), g)  # shorter than the guard
+
+
+def slow_step(engine: Engine, x: Tensor, y: Tensor, x_reference: Tensor, y_reference: Tensor, rate: float) -> dict[str, Tensor]:
+    """The weights after one step of A-GEM by SGD, parameter by parameter, on a copy of the net."""
+    net = copy.deepcopy(engine.net).train()
+    gradients = []
+    for images, labels in ((x, y), (x_reference, y_reference)):
+        net.zero_grad(set_to_none=True)
+        logits = net(images).logits
+        sum(F.cross_entropy(layer, labels) for layer in logits).backward()
+        gradients.append({name: parameter.grad.clone() for name, parameter in net.named_parameters() if parameter.grad is not None})
+    g, reference = gradients
+    product = sum(float((g[name] * reference[name]).sum()) for name in g)
+    square = sum(float((reference[name] ** 2).sum()) for name in g)
+    factor = min(0.0, product) / square
+    return {
+        name: parameter.detach() - rate * (g[name] - factor * reference[name]) if name in g else parameter.detach()
+        for name, parameter in engine.net.named_parameters()
+    }
+
+
+@pytest.mark.parametrize("taps", [1, 4])
+@pytest.mark.parametrize("against", [True, False])
+def test_step(taps: int, against: bool) -> None:
+    """A memory whose labels contradict the stream's makes the projection necessary; one that agrees does not."""
+    engine, stream = prepared("agem(n_reference=5)", taps=taps, optimiser="sgd(lr=0.1)")
+    piece = stream.batch(engine.progress.step)
+    memory = engine.memories.replay
+    memory.images[:] = piece.x[torch.arange(12) % 3]
+    memory.labels[:] = (piece.labels[np.arange(12) % 3] + against) % 6
+    batch, out = next_batch(engine, stream)
+    new, reference = batch.rows("new"), batch.rows("reference")
+    assert [batch.blocks["new"].images, batch.blocks["reference"].images] == [3, 5]
+    table = engine.method.losses(out, batch)
+    assert set(table) == {"ce/new", REFERENCE}
+    expected = slow_step(engine, batch.x[new], batch.y[new], batch.x[reference], batch.y[reference], 0.1)
+    plain = {name: value.clone() for name, value in engine.net.named_parameters()}
+    engine._update(batch)
+    for name, parameter in engine.net.named_parameters():
+        torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-4, atol=1e-5)
+    assert any(not torch.equal(plain[name], value) for name, value in engine.net.named_parameters())
+
+
+def gradients_after(engine: Engine, table: dict[str, Tensor], scale: Tensor | None = None) -> Tensor:
+    for parameter in engine.net.parameters():
+        parameter.grad = None
+    engine.method.backward(table, scale)
+    return engine.method.weights.gradient()
+
+
+def contradicted(method: str, **options) -> tuple[Engine, dict[str, Tensor]]:
+    """A learner whose memory contradicts its stream, and the table of its next step."""
+    engine, stream = prepared(method, **options)
+    memory = engine.memories.replay
+    piece = stream.batch(engine.progress.step)
+    memory.images[:] = piece.x[torch.arange(12) % 3]
+    memory.labels[:] = (piece.labels[np.arange(12) % 3] + 1) % 6
+    batch, out = next_batch(engine, stream)
+    return engine, engine.method.losses(out, batch)
+
+
+def test_loss_scaling_scales_the_gradient_and_nothing_else() -> None:
+    engine, table = contradicted("agem()")
+    again, same = contradicted("agem()")
+    plain, scaled = gradients_after(engine, table), gradients_after(again, same, torch.tensor(1024.0))
+    torch.testing.assert_close(scaled / 1024, plain, rtol=1e-4, atol=1e-6)
+
+
+def test_the_reference_is_no_part_of_the_objective() -> None:
+    _, table = contradicted("agem()")
+    assert not is_loss(REFERENCE)
+    torch.testing.assert_close(total(table), table["ce/new"].sum())
+
+
+def test_backward_of_the_stream_does_not_visit_the_reference() -> None:
+    """Two forwards are two graphs: each gradient costs its own images alone."""
+    engine, stream = prepared("agem()")
+    batch, out = next_batch(engine, stream)
+    engine.method.losses(out, batch)[REFERENCE].sum().backward()
+    engine.method.losses(out, batch)["ce/new"].sum().backward()  # would fail if the first had gone through its graph
+
+
+def test_plus_plus_adds_the_reference() -> None:
+    engine, table = contradicted("agem()")
+    projected = gradients_after(engine, table)
+    other, same = contradicted("agem()")
+    other.method.add_reference = True
+    weights = other.method.weights
+    found = torch.autograd.grad(same[REFERENCE].sum(), weights.parameters, retain_graph=True, allow_unused=True)
+    reference = weights.gather(
+        {p: torch.zeros_like(p) if g is None else g for p, g in zip(weights.parameters, found, strict=True)}.__getitem__
+    )
+    torch.testing.assert_close(gradients_after(other, same), projected + reference, rtol=1e-4, atol=1e-6)
+
+
+def test_empty_memory_is_fine_tuning() -> None:
+    one, two = toy_engine("agem()", memory=0), toy_engine("sgd()", memory=0)
+    for engine in (one, two):
+        feed(engine, toy_stream())
+    assert_same(one.net.state_dict(), two.net.state_dict(), "agem without memory")
+
+
+def test_parameters_without_a_gradient_stay_without() -> None:
+    engine, stream = prepared("agem()", optimiser="adam(lr=0.01, weight_decay=0.1)")
+    before = engine.net.projector.weight.clone()
+    feed(engine, stream, until=11)
+    assert engine.net.projector.weight.grad is None
+    assert torch.equal(engine.net.projector.weight, before)
+
+
+def test_a_small_step_does_not_raise_the_memory_s_loss() -> None:
+    """To first order: the rise falls with the square of the rate."""
+    rises = []
+    for rate in (1e-2, 1e-3):
+        engine, stream = prepared("agem(n_reference=12)", net=PLAIN_NET, optimiser=f"sgd(lr={rate})")
+        memory, piece = engine.memories.replay, stream.batch(engine.progress.step)
+        memory.images[:] = piece.x[torch.arange(12) % 3]
+        memory.labels[:] = (piece.labels[np.arange(12) % 3] + 1) % 6
+        engine.net.double()
+        normalise = engine.net.pixels.normalise
+        engine.net.pixels.normalise = lambda images, normalise=normalise: normalise(images).double()
+        batch, _ = next_batch(engine, stream)
+        rows = batch.rows("reference")
+
+        def loss(engine=engine, batch=batch, rows=rows) -> float:
+            return float(F.cross_entropy(engine.net(batch.x[rows]).logits[0].detach(), batch.y[rows]))
+
+        before = loss()
+        engine._update(batch)
+        rises.append(loss() - before)
+    assert rises[1] <= max(0.0, rises[0]) / 30
+
+
+def test_the_current_task_can_be_left_out() -> None:
+    engine, stream = prepared("agem(exclude_current_task=True, n_reference=20)")
+    assert engine.method.boundaries == "required"
+    batch, _ = next_batch(engine, stream)
+    memory = engine.memories.replay
+    assert batch.blocks["reference"].images == memory.count(task=0) < len(memory)
+    first = toy_engine("agem(exclude_current_task=True)")
+    outcomes = feed(first, stream, until=4)
+    assert all(REFERENCE not in outcome.table for outcome in outcomes)
+
+
+def test_grace_weighs_the_stream_and_not_the_reference() -> None:
+    engine, stream = prepared("grace(agem())", taps=4)
+    batch, out = next_batch(engine, stream)
+    assert batch.supervised == batch.rows("new")
+    weighted, inner = engine.method.losses(out, batch), engine.method.inner.losses(out, batch)
+    alpha = weighted["log/alpha"]
+    assert len(set(alpha.tolist())) > 1, "the layers weigh differently"
+    torch.testing.assert_close(weighted["ce/new"], alpha * inner["ce/new"])
+    assert torch.equal(weighted[REFERENCE], inner[REFERENCE])
+
+
+@pytest.mark.parametrize("law", METHOD_LAWS)
+def test_laws_with_every_option(law: str) -> None:
+    METHOD_LAWS[law]("agem(n_reference=4, exclude_current_task=True, add_reference=True)")

@@ -1,0 +1,296 @@
+"""Feedback rules, alone and closed into a loop with something that learns, and feedback in a loop of one's own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gracecl
+from gracecl import controllers as rules
+from gracecl.controllers import Controller, Signals
+from gracecl.core import NO_TASK
+from gracecl.errors import UserError
+from gracecl.feedback import Feedback
+from gracecl.losses import cross_entropy, entropy
+from gracecl.registry import controllers
+from gracecl.spec import parse_method
+from gracecl.testing import toy_engine, toy_stream
+from gracecl.theory.bayes import Strength
+
+UNKNOWN = torch.full((4,), torch.nan)
+
+
+def some_logits(seed: int = 0, scale: float = 2.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    sharpness = scale * torch.tensor([0.3, 0.8, 1.5, 3.0])[:, None, None]
+    return (sharpness * torch.randn(4, 20, 6, generator=generator)).requires_grad_()
+
+
+# The contract.
+
+
+@pytest.mark.parametrize("name", controllers.names())
+def test_a_rule_gives_one_alpha_and_one_gamma_per_layer_and_moves_nothing(name: str) -> None:
+    rule = rules.build(name)
+    signals = Signals(some_logits(), torch.tensor([0.4, 0.5, 0.7, 0.9]), torch.arange(20) % 6)
+    first, second = rule(signals), rule(signals)
+    for values, again in zip(first, second, strict=True):
+        assert values.shape == (4,)
+        assert values.isfinite().all()
+        assert torch.equal(values, again)
+    alpha = first[0]
+    expected = [math.exp(math.tanh(-s)) for s in ((np.array([0.4, 0.5, 0.7, 0.9]) - 0.625) / np.std([0.4, 0.5, 0.7, 0.9]))]
+    assert alpha.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", controllers.names())
+def test_nothing_known_about_the_past_means_alpha_is_one(name: str) -> None:
+    for rule, accuracy in ((rules.build(name), UNKNOWN), (rules.build(name, adaptive=False), torch.tensor([0.1, 0.2, 0.3, 0.9]))):
+        alpha, _ = rule(Signals(some_logits(), accuracy, torch.arange(20) % 6))
+        assert alpha.tolist() == [1.0] * 4
+
+
+def test_a_rule_of_your_own_is_ten_lines() -> None:
+    @controllers.register("threshold")
+    @dataclass(eq=False, repr=False)
+    class Threshold(Controller):
+        """Full strength for layers above some entropy, none below."""
+
+        nats: float = 1.0
+        """entropy above which a layer is regularised"""
+
+        def strengths(self, signals: Signals) -> Tensor:
+            return self.beta * (signals.entropy.detach() > self.nats)
+
+    try:
+        h = entropy(some_logits())
+        assert h.min() < 1.2 < h.max()
+        engine = toy_engine("grace(er(), strength='threshold(nats=1.2)', beta=0.5)", taps=4)
+        data = toy_stream().data
+        outcome = engine.learn(data.train_x[:3], data.train_y[:3], 0)
+        expected = [0.5 if value > 1.2 else 0.0 for value in outcome.table["log/H"].tolist()]
+        assert outcome.table["log/gamma"].tolist() == expected
+        _, gamma = Feedback(4, "threshold(nats=1.2, beta=2.0)").controller(Signals(some_logits(), UNKNOWN))
+        assert gamma.tolist() == [2.0 if value > 1.2 else 0.0 for value in h.tolist()]
+    finally:
+        controllers._name_of.pop(controllers.loaded.pop("threshold"))
+
+
+def test_options_in_the_expression_win_over_those_of_grace() -> None:
+    rule = parse_method("grace(er(), strength='bayes(tau=0.5, beta=0.1)', beta=0.2, adaptive=False)").controller()
+    assert (rule.beta, rule.tau, rule.adaptive) == (0.1, 0.5, False)
+    assert repr(rules.build("bayes(tau=0.5)")) == "bayes(tau=0.5)"
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("grace(er(), strength='bayess')", "did you mean 'bayes'"),
+        ("grace(er(), strength='pi(goal=1)')", "no option 'goal'"),
+        ("grace(er(), strength='pi(target=2.0)')", "between 0 and 1"),
+        ("grace(er(), strength='bayes', entropy_mode='cpr')", "readings of strength='paper'"),
+        ("grace(er(), refresh_every=-1)", "cannot be negative"),
+    ],
+)
+def test_a_bad_rule_is_refused_at_once(expression: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse_method(expression)
+
+
+# The rules.
+
+
+def test_bayes_is_the_posterior_mean_at_the_relative_entropies() -> None:
+    logits = some_logits()
+    h = entropy(logits).double()
+    z = (h - h.mean()) / h.std(correction=0)
+    _, gamma = rules.build("bayes(tau=0.5, beta=0.01)")(Signals(logits, UNKNOWN))
+    expected = 0.01 * Strength(c=-1.0, tau=0.5).posterior(z.detach()).mean
+    torch.testing.assert_close(gamma.double(), expected, rtol=1e-4, atol=1e-8)
+    assert gamma.argsort().tolist() == h.argsort().tolist(), "c = -1 grows with entropy"
+    _, other = rules.build("bayes(c=1)")(Signals(logits, UNKNOWN))
+    assert other.argsort().tolist() == h.argsort(descending=True).tolist()
+
+
+def test_balance_makes_the_entropy_gradient_a_fixed_share_of_the_cross_entropy_gradient() -> None:
+    logits, y = some_logits(), torch.arange(20) % 6
+    accuracy = torch.tensor([0.4, 0.5, 0.7, 0.9])
+    alpha, gamma = rules.build("balance(share=0.03, limit=1e9)")(Signals(logits, accuracy, y))
+    [of_entropy] = torch.autograd.grad((gamma * entropy(logits)).sum(), logits)
+    [of_cross_entropy] = torch.autograd.grad((alpha * cross_entropy(logits, y)).sum(), logits)
+    shares = of_entropy.flatten(1).norm(dim=1) / of_cross_entropy.flatten(1).norm(dim=1)
+    assert shares.tolist() == pytest.approx([0.03] * 4, rel=1e-4)
+    with pytest.raises(UserError, match="needs the labels"):
+        rules.build("balance")(Signals(logits, accuracy))
+    _, flat = rules.build("balance(limit=0.5)")(Signals(torch.zeros(4, 20, 6), accuracy, y))
+    assert flat.tolist() == [0.5] * 4, "the entropy of a flat head has no gradient"
+
+
+@pytest.mark.parametrize("target", [0.2, 0.4, 0.8])
+def test_pi_drives_every_layer_to_the_target(target: float) -> None:
+    """Four heads that start far apart and whose cross-entropy pulls them to certainty."""
+    logits = some_logits().detach().clone().requires_grad_()
+    y = torch.arange(20) % 6
+    feedback = Feedback(4, f"pi(target={target}, beta=0.05, limit=1000.0)")
+    optimiser = torch.optim.SGD([logits], lr=2.0)
+    for _ in range(3000):
+        optimiser.zero_grad()
+        feedback(logits, cross_entropy(logits, y)).backward()
+        optimiser.step()
+    reached = entropy(logits) / math.log(6)
+    assert reached.tolist() == pytest.approx([target] * 4, abs=0.02)
+    assert np.abs(feedback.history["H"][0] / math.log(6) - target).max() > 0.1
+
+
+def test_pi_stops_adding_up_at_its_limit() -> None:
+    rule = rules.build("pi(target=0.0, proportional=0.0, integral=1.0, limit=5.0, beta=1.0)")
+    certain, flat = torch.zeros(4, 20, 6), torch.zeros(4, 20, 6)
+    certain[..., 0] = 50.0
+    for _ in range(100):
+        rule.after_step(Signals(flat, UNKNOWN))
+    assert rule(Signals(certain, UNKNOWN))[1].tolist() == [5.0] * 4
+    state = rule.state_dict()
+    again = rules.build(repr(rule))
+    again.load_state_dict(state)
+    assert torch.equal(again(Signals(certain, UNKNOWN))[1], rule(Signals(certain, UNKNOWN))[1])
+
+
+# A loop of one's own.
+
+
+class Net(nn.Module):
+    """Four exits, BatchNorm and dropout, nothing of this library."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2)) for _ in range(4))
+        self.heads = nn.ModuleList(nn.Linear(8, 6) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = []
+        for layer, head in zip(self.layers, self.heads, strict=True):
+            x = layer(x)
+            logits.append(head(x))
+        return torch.stack(logits)
+
+
+def test_the_objective_is_the_papers_and_it_logs_itself() -> None:
+    feedback = gracecl.Feedback(layers=4)
+    feedback.accuracy = torch.tensor([0.62, 0.71, 0.83, 0.86])
+    logits, y = some_logits(), torch.arange(20) % 6
+    ce = cross_entropy(logits, y)
+    loss = feedback(logits, ce)
+    h = entropy(logits).detach().double().numpy()
+    gamma = 0.005 * np.exp(np.tanh((h - h.mean()) / h.std()))
+    alpha = [2.42674, 1.54806, 0.52038, 0.45021]
+    expected = float((np.array(alpha) * ce.detach().numpy() + gamma * h).sum())
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    [slope] = torch.autograd.grad(loss, logits)
+    strengths = torch.tensor(gamma)
+    [wanted] = torch.autograd.grad((torch.tensor(alpha) * cross_entropy(logits, y) + strengths * entropy(logits)).sum(), logits)
+    torch.testing.assert_close(slope, wanted.float(), rtol=1e-4, atol=1e-7)
+    feedback(logits, cross_entropy(logits, y))
+    assert set(feedback.history) == {"loss", "H", "z", "gamma", "alpha", "sigma_H"}
+    assert feedback.history["gamma"].shape == (2, 4)
+    assert feedback.history["gamma"][0].tolist() == pytest.approx(gamma.tolist(), rel=1e-4)
+
+
+@pytest.mark.parametrize("as_array", [False, True])
+def test_observing_the_past_gives_each_layer_s_accuracy_and_leaves_the_net_alone(as_array: bool) -> None:
+    torch.manual_seed(0)
+    net = Net()
+    net.layers[1].eval()  # a mode of its own must survive
+    x, y = torch.randn(50, 8), torch.arange(50) % 6
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    random = torch.get_rng_state()
+    feedback = Feedback(4)
+    accuracy = feedback.observe_past(net, x, y.numpy() if as_array else y, batch=7)
+    assert torch.equal(random, torch.get_rng_state())
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert net.training
+    assert net.layers[0].training
+    assert not net.layers[1].training
+    net.eval()
+    expected = [(logits.argmax(dim=1) == y).float().mean().item() for logits in net(x)]
+    assert accuracy.tolist() == pytest.approx(expected)
+    assert feedback.accuracy.tolist() == pytest.approx(expected)
+
+
+def test_a_loop_of_five_lines_learns_and_alpha_moves() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(4)))
+    net = gracecl.tap(model, classes=6, example=torch.randn(2, 8))
+    feedback = gracecl.Feedback(layers=net.layers)
+    centres = 2 * torch.randn(6, 8)
+    optimiser = torch.optim.Adam(net.parameters(), lr=0.01)
+    for step in range(200):
+        y = torch.randint(0, 3 if step < 100 else 6, (16,))
+        x = centres[y] + 0.3 * torch.randn(16, 8)
+        out = net(x)
+        loss = feedback(out.logits, cross_entropy(out.logits, y))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        if step == 99:
+            past = torch.randint(0, 3, (60,))
+            feedback.observe_past(net, centres[past] + torch.randn(60, 8), past)
+    history = feedback.history
+    assert history["loss"][-10:].mean() < 0.5 * history["loss"][:10].mean()
+    assert (history["alpha"][:100] == 1).all()
+    assert len(np.unique(feedback.accuracy.numpy())) == 1 or not np.allclose(history["alpha"][100:], 1)
+
+
+def test_feedback_goes_on_from_a_state() -> None:
+    logits, y = some_logits(), torch.arange(20) % 6
+    one = Feedback(4, "pi")
+    one.accuracy = torch.tensor([0.1, 0.2, 0.3, 0.9])
+    one(logits, cross_entropy(logits, y))
+    two = Feedback(4, "pi")
+    two.load_state_dict(one.state_dict())
+    assert one(logits, cross_entropy(logits, y)).item() == two(logits, cross_entropy(logits, y)).item()
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda: Feedback(0), "at least one tapped layer"),
+        (lambda: Feedback(4, "nonsense"), "unknown controller"),
+        (lambda: Feedback(3)(torch.zeros(4, 2, 6), torch.zeros(3)), "logits \\[3 layers"),
+        (lambda: Feedback(4)(torch.zeros(4, 0, 6), torch.zeros(4)), "logits \\[4 layers"),
+        (lambda: Feedback(4)(torch.zeros(4, 2, 6), torch.zeros(())), "one loss per tapped layer"),
+        (lambda: Feedback(4).observe_past(Net(), torch.zeros(3, 8), [0, 1]), "as many labels"),
+        (lambda: Feedback(4).observe_past(Net(), torch.zeros(0, 8), []), "at least one"),
+    ],
+)
+def test_bad_input_is_told_in_a_sentence(act, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        act()
+
+
+# Without task marks.
+
+
+def test_without_task_marks_alpha_is_renewed_every_so_many_steps() -> None:
+    data = toy_stream().data
+    for every, expected in ((4, [False] * 4 + [True] * 6), (0, [False] * 10)):
+        engine = toy_engine(f"grace(er(), refresh_every={every})", taps=4)
+        known = []
+        for step in range(10):
+            rows = np.arange(3 * step, 3 * step + 3)
+            table = engine.learn(data.train_x[torch.from_numpy(rows)], data.train_y[rows], NO_TASK).table
+            known.append(not bool((table["log/alpha"] == 1).all()))
+        assert known == expected
+
+
+def test_with_task_marks_alpha_is_renewed_at_their_ends_alone() -> None:
+    data = toy_stream().data
+    engine = toy_engine("grace(er(), refresh_every=2)", taps=4)
+    for step in range(6):
+        rows = np.arange(3 * step, 3 * step + 3)
+        table = engine.learn(data.train_x[torch.from_numpy(rows)], data.train_y[rows], 0).table
+        assert table["log/alpha"].tolist() == [1.0] * 4

@@ -1,0 +1,202 @@
+"""MIR against a slow, literal selection, and its specification's invariants."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gracecl.core import Incoming
+from gracecl.engine import Engine
+from gracecl.methods.mir import BEST_LOSS
+from gracecl.streams import Stream
+from gracecl.testing import METHOD_LAWS, assert_same, engine_untouched, feed, next_batch, prepared, toy_engine, toy_stream
+
+PLAIN_NET = "mlp(width=12, depth=4)"
+SMALL = "mir(n_recall=4, n_candidates=9{})"
+
+
+def incoming(engine: Engine, stream: Stream, **more) -> Incoming:
+    piece = stream.batch(engine.progress.step)
+    engine._advance(piece.labels, piece.task)
+    return Incoming(piece.x, piece.labels, piece.sources, engine.progress, piece.fresh, **more)
+
+
+def slow_scores(engine: Engine, x: Tensor, y: np.ndarray, slots: np.ndarray, rate: float, mode: str) -> list[float]:
+    """Copy the net, take the step, compare the losses of the candidates one by one."""
+    now = copy.deepcopy(engine.net).train()
+    now.zero_grad(set_to_none=True)
+    sum(F.cross_entropy(layer, torch.from_numpy(y)) for layer in now(x).logits).backward()
+    then = copy.deepcopy(engine.net)
+    with torch.no_grad():
+        for mine, other in zip(then.parameters(), now.parameters(), strict=True):
+            if other.grad is not None:
+                mine -= rate * other.grad
+    memory = engine.memories.replay
+    candidates = engine.net.pixels.normalise(memory.images[torch.from_numpy(slots)])
+    losses = []
+    for net in (copy.deepcopy(engine.net), then):
+        net.train(mode != "eval")
+        logits, labels = net(candidates).logits.detach(), torch.from_numpy(memory.labels[slots])
+        losses.append([sum(float(F.cross_entropy(layer[i], labels[i])) for layer in logits) for i in range(len(slots))])
+    return [after - before for before, after in zip(*losses, strict=True)]
+
+
+@pytest.mark.parametrize("taps", [1, 3])
+@pytest.mark.parametrize("mode", ["frozen", "eval", "train"])
+def test_scores(taps: int, mode: str) -> None:
+    engine, stream = prepared(SMALL.format(f", virtual_lr=0.3, score_bn='{mode}'"), taps=taps)
+    new = incoming(engine, stream)
+    slots = np.array([7, 2, 11, 0, 5, 9])
+    expected = slow_scores(engine, engine.net.pixels.normalise(new.x), new.labels, slots, 0.3, mode)
+    found = engine.method.interference(new, engine.memories, slots)
+    np.testing.assert_allclose(found.tolist(), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_the_look_ahead_uses_the_step_s_own_images_and_the_optimiser_s_rate() -> None:
+    engine, stream = prepared(SMALL.format(""), optimiser="sgd(lr=0.2)")
+    batch, _ = next_batch(engine, stream)
+    new = incoming(engine, stream)
+    slots = np.sort(engine.memories.replay.draw(9, engine._rng("plan")))
+    views = batch.x[batch.rows("new")]
+    assert not torch.equal(views, engine.net.pixels.normalise(new.x)), "the run augments"
+    scores = slow_scores(engine, views, new.labels, slots, 0.2, "frozen")
+    best = slots[np.argsort(scores)[-4:]]
+    assert set(engine._plan(new, 0)["replay"].slots) == set(best)
+
+
+@pytest.mark.parametrize(("optimiser", "rate"), [("sgd(lr=0.02)", 0.02), ("adam(lr=0.001)", 0.1)])
+def test_rate_of_the_look_ahead(optimiser: str, rate: float) -> None:
+    seen = []
+    engine, stream = prepared(SMALL.format(""), optimiser=optimiser)
+    interference = engine.method.interference
+
+    def watched(new: Incoming, *rest):
+        fixed = toy_engine(SMALL.format(f", virtual_lr={rate}"))
+        fixed.net.load_state_dict(engine.net.state_dict())
+        seen.append((interference(new, *rest), fixed.method.interference(new, *rest)))
+        return seen[-1][0]
+
+    engine.method.interference = watched
+    engine._plan(incoming(engine, stream), 0)
+    assert torch.equal(*seen[0])
+
+
+def test_no_step_no_interference() -> None:
+    engine, stream = prepared(SMALL.format(", virtual_lr=0"))
+    scores = engine.method.interference(incoming(engine, stream), engine.memories, np.arange(9))
+    assert torch.equal(scores, torch.zeros(9))
+
+
+def test_the_largest_scores_are_selected() -> None:
+    engine, stream = prepared(SMALL.format(""))
+    new = incoming(engine, stream)
+    candidates = engine.memories.replay.draw(9, engine._rng("plan"))
+    chosen = set(engine._plan(new, 0)["replay"].slots)
+    view = engine._assemble(engine._plan(new, 0), new, 0).x[:3]
+    seen = Incoming(new.x, new.labels, new.sources, new.progress, view=lambda: view)
+    scores = engine.method.interference(seen, engine.memories, candidates)
+    by_slot = dict(zip(candidates.tolist(), scores.tolist(), strict=True))
+    assert chosen <= set(by_slot)
+    assert min(by_slot[slot] for slot in chosen) >= max(score for slot, score in by_slot.items() if slot not in chosen)
+
+
+def test_as_many_candidates_as_replayed_is_experience_replay() -> None:
+    one, two = toy_engine("mir(n_recall=4, n_candidates=4)"), toy_engine("er(n_recall=4, reduction='sum_of_means')")
+    for engine in (one, two):
+        feed(engine, toy_stream())
+    assert_same(one.state_dict(), two.state_dict(), "mir that has no choice")
+
+
+def test_scores_do_not_depend_on_the_order_of_candidates() -> None:
+    engine, stream = prepared(SMALL.format(""), net=PLAIN_NET)
+    new, slots = incoming(engine, stream), np.arange(9)
+    order = np.array([4, 0, 8, 1, 7, 2, 6, 3, 5])
+    one = engine.method.interference(new, engine.memories, slots)
+    two = engine.method.interference(new, engine.memories, slots[order])
+    torch.testing.assert_close(two, one[torch.from_numpy(order)], rtol=1e-4, atol=1e-6)
+
+
+def test_a_small_step_scores_by_the_alignment_of_gradients() -> None:
+    rate = 1e-4
+    engine, stream = prepared(SMALL.format(f", virtual_lr={rate}"), net=PLAIN_NET)
+    engine.net.double()
+    new = incoming(engine, stream)
+    x = engine.net.pixels.normalise(new.x).double()
+    memory = engine.memories.replay
+
+    def gradient(images: Tensor, labels: Tensor) -> Tensor:
+        loss = F.cross_entropy(engine.net(images).logits[0], labels)
+        found = torch.autograd.grad(loss, list(engine.net.parameters()), allow_unused=True)
+        return torch.cat([value.flatten() for value in found if value is not None])
+
+    g = gradient(x, torch.from_numpy(new.labels))
+    slots = np.arange(9)
+    candidates = engine.net.pixels.normalise(memory.images[:9]).double()
+    expected = [-rate * float(g @ gradient(candidates[i : i + 1], torch.tensor([int(memory.labels[i])]))) for i in range(9)]
+    normalise = engine.net.pixels.normalise
+    engine.net.pixels.normalise = lambda images: normalise(images).double()
+    found = engine.method.interference(new, engine.memories, slots)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-2, atol=1e-9)
+
+
+def test_scoring_moves_nothing_and_the_virtual_weights_are_forgotten() -> None:
+    engine, stream = prepared(SMALL.format(""))
+    new = incoming(engine, stream)
+    with engine_untouched(engine, "scoring"):
+        engine.method.interference(new, engine.memories, np.arange(9))
+
+
+def test_interference_is_found() -> None:
+    """Memory holds half images of a class that looks like the stream's and half of one that does not; the first are replayed."""
+    engine = toy_engine("mir(n_recall=10, n_candidates=40, virtual_lr=0.5)", memory=40, net=PLAIN_NET, optimiser="sgd(lr=0.1)")
+    generator = np.random.default_rng(0)
+    shared, other = (generator.integers(0, 256, (1, 8, 8)) for _ in range(2))
+
+    def images(pattern: np.ndarray, n: int) -> Tensor:
+        return torch.from_numpy(np.clip(pattern + generator.integers(-10, 11, (n, 1, 8, 8)), 0, 255).astype(np.uint8))
+
+    memory = engine.memories.replay
+    labels = np.repeat([0, 1], 20)
+    memory.add(generator, torch.cat([images(shared, 20), images(other, 20)]), labels)
+    for _ in range(40):  # until it knows both
+        engine.learn(memory.images, memory.labels, fresh=False)
+    found = 0
+    for step in range(10):
+        new = Incoming(images(shared, 5), np.full(5, 2), np.arange(5) + 5 * step, engine.progress)
+        found += int((memory.labels[engine.method.plan(new, engine.memories, generator)["replay"].slots] == 0).sum())
+    assert found > 65, f"{found} of 100 are of the class that suffers; 50 ± 5 by chance"
+
+
+def test_best_loss_is_kept_per_slot() -> None:
+    """The note of a slot is its loss at entry, and falls to the loss now wherever that is smaller; it never rises."""
+    engine, stream = prepared(SMALL.format(", criterion='over_best'"))
+    notes = engine.memories.replay.notes[BEST_LOSS]
+    assert notes.shape == (12,)
+    assert (notes > 0).all()
+    notes.fill_(1e9)
+    new = incoming(engine, stream)
+    drawn = engine.memories.replay.draw(9, engine._rng("plan"))
+    plan = engine._plan(new, 0)
+    assert (notes == 1e9).all(), "planning writes nothing"
+    batch = engine._assemble(plan, new, 0)
+    engine._update(batch)
+    assert (notes[torch.from_numpy(drawn)] < 1e3).all()
+    assert (notes == 1e9).sum() == 3
+    held = notes.clone()
+    engine._update(engine._assemble(engine._plan(new, 0), new, 0))
+    assert (notes <= held).all()
+
+
+@pytest.mark.parametrize("law", METHOD_LAWS)
+def test_laws_where_there_is_a_choice(law: str) -> None:
+    METHOD_LAWS[law](SMALL.format(", criterion='over_best', mem_iters=2"))
+
+
+@pytest.mark.parametrize("options", ["", ", reduction='concat', score_bn='eval'"])
+def test_planning_moves_nothing(options: str) -> None:
+    METHOD_LAWS["scoring_leaves_everything_untouched"](SMALL.format(options))

@@ -1,0 +1,47 @@
+"""Every example runs, and those about what is your own are short."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+NEEDS = {"avalanche_replay": "avalanche", "timm_model": "timm", "lightning_module": "lightning"}
+PRELUDE = """
+import runpy, sys, warnings
+warnings.simplefilter("ignore")
+from gracecl.bench.avalanche import load_torchvision
+if sys.argv[2] == "torchvision":
+    load_torchvision()
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+"""a torch without CUDA needs help to load torchvision, which two of the libraries import"""
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+def test_example_runs(example: Path, tmp_path: Path) -> None:
+    needed = NEEDS.get(example.stem)
+    if needed and importlib.util.find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed")
+    torchvision = "torchvision" if importlib.util.find_spec("torchvision") else "none"
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE, str(example), torchvision], cwd=tmp_path, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+@pytest.mark.parametrize("name", ["own_method", "own_dataset", "own_backbone"])
+def test_what_is_your_own_takes_less_than_twenty_lines(name: str) -> None:
+    (example,) = (example for example in EXAMPLES if example.stem == name)
+    text = example.read_text(encoding="utf-8").split('"""', 2)[2]
+    assert len([line for line in text.splitlines() if line.strip()]) < 20
+
+
+def test_no_example_is_forgotten() -> None:
+    wanted = {"own_method", "own_dataset", "own_backbone", "own_loop", "avalanche_replay", "timm_model", "lightning_module"}
+    assert {example.stem for example in EXAMPLES} == wanted

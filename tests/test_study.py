@@ -1,0 +1,145 @@
+"""A study makes its runs and a table of them, continues where it was, and tells mistakes in a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from gracecl import cli, spec, streams, studies
+from gracecl.report import Run, find_runs
+from gracecl.studies import mini, table
+
+EVERY = {
+    "agem",
+    "mir",
+    "gss",
+    "aser",
+    "er_ace",
+    "er_aml",
+    "gdumb",
+    "scr",
+    "pcr",
+    "rar",
+    "adversarial_replay",
+    "der",
+    "derpp",
+    "lode",
+}
+BESIDE = {"sgd", "joint", "er", "mose", "grace"}
+
+
+def quick(out: Path, *words: str) -> int:
+    return cli.call(["study", "mini", "--quick", "--jobs", "1", "--threads", "1", "--out", str(out), *words])
+
+
+def test_a_study_writes_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert quick(tmp_path) == 0
+    printed = capsys.readouterr().out
+    text = (tmp_path / "mini.md").read_text(encoding="utf-8")
+    content = json.loads((tmp_path / "mini.json").read_text(encoding="utf-8"))
+    lines = {line["method"]: line for line in content["lines"]}
+    assert set(lines) == {"er()", "sgd()"}
+    accuracies = [line["acc"] for line in content["lines"]]
+    assert accuracies == sorted(accuracies, reverse=True)
+    assert content["command"] == "gracecl study mini --seeds 0-1 --quick"
+    assert content["seeds"] == [0, 1]
+    for line in content["lines"]:
+        assert f"| `{line['method']}` |" in text
+        assert f"| `{line['method']}` |" in printed
+        assert line["seeds"] == [0, 1]
+        assert line["steps"] == 30
+        assert line["seconds"] > 0
+    steps_of_20 = lines["sgd()"]["forward"]
+    assert 18 < steps_of_20 <= 20
+    assert lines["er()"]["forward"] == lines["er()"]["backward"] > steps_of_20
+    assert content["command"] in text
+    assert content["commits"][0] in text
+
+    runs = {run.path: (run.path / "timing.json").stat().st_mtime_ns for run in find_runs(tmp_path)}
+    assert len(runs) == 4
+    assert quick(tmp_path) == 0
+    assert {run.path: (run.path / "timing.json").stat().st_mtime_ns for run in find_runs(tmp_path)} == runs, "nothing is done twice"
+    assert json.loads((tmp_path / "mini.json").read_text(encoding="utf-8")) == content
+
+
+def test_other_methods_and_seeds(tmp_path: Path) -> None:
+    assert quick(tmp_path, "--methods", "er(n_recall=5)", "gdumb(epochs=2)", "--seeds", "3") == 0
+    content = json.loads((tmp_path / "mini.json").read_text(encoding="utf-8"))
+    assert content["command"] == "gracecl study mini --methods 'er(n_recall=5)' 'gdumb(epochs=2)' --seeds 3 --quick"
+    [gdumb] = [line for line in content["lines"] if line["method"].startswith("gdumb")]
+    assert gdumb["forward"] == gdumb["backward"] == 2 * 2 * 20 / 30, "two fits of two epochs over 20 images, over 30 steps"
+    assert gdumb["acc_std"] is None, "one seed has no spread"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["minni"], "there is no study 'minni'; did you mean 'mini'?"),
+        (["mini", "--methods", "ers"], "unknown method 'ers'; did you mean 'er'?"),
+        (["mini", "--seeds", "x"], "cannot read --seeds 'x'"),
+    ],
+)
+def test_mistakes_are_a_sentence(
+    words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.call(["study", *words]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert sentence in told.err
+    assert told.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_mini_is_about_every_method_on_equal_terms() -> None:
+    assert {spec.parse_call(method).name for method in mini.METHODS} == EVERY | BESIDE | {"ema"}
+    assert {spec.parse_method(method).inner.name for method in mini.METHODS if method.startswith("ema")} == {"derpp", "rar"}
+    configs = mini.configs((), [0, 1], quick=False)
+    assert len(configs) == 2 * len(mini.METHODS)
+    assert len({(config.stream, config.net, config.memory, config.optimiser, config.augment) for config in configs}) == 1
+    assert [config.seed for config in configs] == sorted(config.seed for config in configs)
+
+
+@pytest.mark.real
+@pytest.mark.skipif(
+    not Path(os.environ.get("GRACECL_DATA", ""), "cifar-100-python").is_dir(), reason="GRACECL_DATA has no CIFAR-100"
+)
+def test_mini_has_500_steps_of_20_images() -> None:
+    config = mini.configs(("er",), [0], quick=False)[0]
+    stream = streams.build(config.stream, config.seed)
+    assert len(stream) == 500
+    assert stream.tasks == 5
+    assert len(stream.batch(0).labels) == 20
+
+
+def test_studies_have_modules() -> None:
+    for name in studies.STUDIES:
+        assert studies.find(name).METHODS
+
+
+def run_of(method: str, seed: int, accuracy: list[list[float]], **timing: float) -> Run:
+    evals = [
+        {"kind": "eval", "step": 9 * (task + 1), "task": task, "task_end": True, "accuracy": {"linear_last": row}}
+        for task, row in enumerate(accuracy)
+    ]
+    config = {"method": method, "stream": "split-x(tasks=2)", "net": "n", "memory": 1, "optimiser": "o", "augment": "a"}
+    costs = {"steps": 20, "forward": 0, "backward": 0, "fit_images": 0, "train_seconds": 0.0, "fit_seconds": 0.0} | timing
+    return Run(Path(method), config | {"seed": seed, "rule": "linear_last", "commit": "c"}, [], evals, [], costs)
+
+
+def test_the_figures_of_a_line_are_means_over_seeds() -> None:
+    runs = [
+        run_of("a()", 0, [[80.0], [40.0, 60.0]], forward=400, backward=200, train_seconds=4.0),
+        run_of("b()", 0, [[90.0], [90.0, 90.0]], fit_images=100, fit_seconds=1.0, train_seconds=1.0),
+        run_of("a()", 1, [[60.0], [50.0, 90.0]], forward=800, backward=200, train_seconds=8.0),
+    ]
+    first, second = table.lines(runs)
+    assert (first.method, first.acc, first.forward, first.backward, first.seconds) == ("b()", 90.0, 5.0, 5.0, 0.1)
+    assert (second.acc, second.forgetting, second.forward, second.backward) == (60.0, 25.0, 30.0, 10.0)
+    assert second.acc_std == pytest.approx(200**0.5)
+    assert second.seconds == pytest.approx(0.3)
+    assert "| `a()` | 60.0 ± 14.1 | 25.0 ± 21.2 | 30 | 10 | 0.300 | `linear_last` | 0, 1 |" in table.markdown([second])
+    assert "| `b()` | 90.0 | 0.0 | 5 | 5 | 0.100 | `linear_last` | 0 |" in table.markdown([first])
