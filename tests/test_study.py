@@ -10,7 +10,7 @@ import pytest
 
 from gracecl import cli, spec, streams, studies
 from gracecl.report import Run, find_runs
-from gracecl.studies import mini, table
+from gracecl.studies import feedback, mini, table
 
 EVERY = {
     "agem",
@@ -143,3 +143,13 @@ def test_the_figures_of_a_line_are_means_over_seeds() -> None:
     assert second.seconds == pytest.approx(0.3)
     assert "| `a()` | 60.0 ± 14.1 | 25.0 ± 21.2 | 30 | 10 | 0.300 | `linear_last` | 0, 1 |" in table.markdown([second])
     assert "| `b()` | 90.0 | 0.0 | 5 | 5 | 0.100 | `linear_last` | 0 |" in table.markdown([first])
+
+
+def test_feedback_compares_one_head_four_heads_and_feedback_on_them(tmp_path: Path) -> None:
+    code = cli.call(["study", "feedback", "--quick", "--seeds", "0", "--jobs", "1", "--threads", "1", "--out", str(tmp_path)])
+    assert code == 0
+    content = json.loads((tmp_path / "feedback.json").read_text(encoding="utf-8"))
+    assert {line["method"] for line in content["lines"]} == {"er(), taps=1", "er(), taps=4", "grace(er())"}
+    chosen = [(config.method, config.taps) for config in feedback.configs(["mir()"], [0], quick=False)]
+    assert chosen == [("mir()", 1), ("mir()", 4), ("grace(mir())", None)]
+    assert len(feedback.configs([], [0, 1], quick=False)) == 2 * 12

@@ -181,8 +181,9 @@ def study(
 ) -> int:
     """Make a table of the project's own: the runs it needs, then NAME.md and NAME.json beside them.
 
-    NAME is mini: every method on twenty classes of CIFAR-100 in five tasks, with a small net and on equal terms. A study that was
-    stopped continues where it was when the same command is given again.
+    NAME is mini, every method on twenty classes of CIFAR-100 in five tasks, with a small net and on equal terms; or feedback, one
+    head, four heads, and feedback on four heads in the same setting. A study that was stopped continues where it was when the same
+    command is given again.
 
     Args:
         name: the study

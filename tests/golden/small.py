@@ -1,4 +1,4 @@
-"""The small nets of the golden files, z = W2 relu(W1 x + b1) + b2 (some with a third layer), as nets of this library, in doubles."""
+"""The small nets of the golden files, z = W2 relu(W1 x + b1) + b2 (some with a third layer), as nets of this library, in double."""
 
 from __future__ import annotations
 

@@ -11,6 +11,8 @@ from gracecl.metrics import Paired, Summary, paired, summarise
 from gracecl.report.runs import Run, measure
 
 VARIES_WITH_THE_SEED = ("seed", "stream_hash", "commit", "threads", "snapshots")
+FOLLOWS = ("layers", "parameters", "rule")
+"""what a run's settings lead to; to name the settings is enough"""
 SETTING = ("stream", "net", "memory")
 """what a fair comparison holds fixed; named in the label of every group when it is not"""
 
@@ -55,7 +57,7 @@ def group_runs(runs: Sequence[Run], *, unfinished_too: bool = False) -> list[Gro
     """The groups in the order in which their first runs come; of the finished runs unless all are wanted."""
     members: dict[str, list[Run]] = {}
     for run in runs:
-        fixed = {key: value for key, value in run.config.items() if key not in VARIES_WITH_THE_SEED}
+        fixed = {key: value for key, value in run.config.items() if key not in (*VARIES_WITH_THE_SEED, *FOLLOWS)}
         members.setdefault(json.dumps(fixed, sort_keys=True), []).append(run)
     groups = list(members.values())
     labels = _labels([group[0].config for group in groups])
@@ -75,7 +77,7 @@ def _labels(configs: list[dict[str, Any]]) -> list[str]:
     for config in configs:
         same_method = [other for other in configs if other["method"] == config["method"]]
         keys = [key for key in SETTING if _varies(key, configs)]
-        keys += [key for key in config if key not in {*SETTING, *VARIES_WITH_THE_SEED} and _varies(key, same_method)]
+        keys += [key for key in config if key not in {*SETTING, *VARIES_WITH_THE_SEED, *FOLLOWS} and _varies(key, same_method)]
         labels.append(", ".join([str(config["method"]), *(f"{key}={config.get(key)}" for key in keys)]))
     return labels
 

@@ -8,7 +8,10 @@ from types import ModuleType
 from gracecl.errors import UserError
 from gracecl.registry import nearest
 
-STUDIES = {"mini": "every method on twenty classes of CIFAR-100 in five tasks, with a small net and on equal terms"}
+STUDIES = {
+    "mini": "every method on twenty classes of CIFAR-100 in five tasks, with a small net and on equal terms",
+    "feedback": "one head, four heads, and feedback on four heads, in the setting of mini",
+}
 
 
 def find(name: str) -> ModuleType:
