@@ -46,6 +46,8 @@ def check_command(command: str, workplace: Path) -> None:
         return
     if arguments[0] == "bench":
         arguments.append("--quick")
+    if arguments[0] == "theory":
+        arguments += ["--draws", "2", "--points", "3", "--images", "20"]
     if arguments[0] == "run" and "--steps" not in arguments:
         arguments += ["--steps", "2", "--seeds", "0"]
     done = call(arguments, workplace)

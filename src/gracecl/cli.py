@@ -299,6 +299,14 @@ def manage_data(
         print(f"{name}: complete")
 
 
+def only_run(folder: Path) -> Path:
+    """The run that a folder is, or the only one below it."""
+    found = sorted(file.parent for file in folder.rglob("config.json"))
+    if len(found) > 1:
+        raise UserError(f"{folder} holds {len(found)} runs; name one of them, such as {found[0]}")
+    return found[0] if found else folder
+
+
 def number_of(jobs: str) -> int | None:
     """What --jobs asks for; None leaves the choice to us."""
     if jobs == "auto":
@@ -391,6 +399,7 @@ def show_theory(
     from gracecl.theory import page
     from gracecl.theory.measure import Settings, measure
 
+    folder = only_run(folder)
     theory = measure(folder, Settings(draws, points, images, delta, head), data)
     page.write(theory)
     console = Console()

@@ -1,8 +1,8 @@
 """Does feedback help beyond deep supervision alone? Methods with one head, with a head at each of four layers, and with feedback.
 
 The setting is that of the study mini: twenty classes of CIFAR-100 in five tasks, images of 16×16 pixels in one pass of 500 steps of
-20, a memory of 200 images, a ResNet-18 of width 8, Adam at 0.001. "Taps 1" is the plain method; "taps 4" has heads at four layers and
-sums their losses, which is deep supervision; grace(...) weighs and regularises the same four heads.
+20, a memory of 200 images, a ResNet-18 of width 8, Adam at 0.001. "taps=1" is the plain method; "taps=4" has heads at four layers
+and sums their losses, which is deep supervision; grace(...) weighs and regularises the same four heads.
 """
 
 from __future__ import annotations
