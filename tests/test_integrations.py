@@ -173,6 +173,30 @@ def test_feedback_in_lightning_every_so_many_steps(lightning: Any) -> None:
     assert seen == [40, 80, 120]
 
 
+def test_what_a_checkpoint_held_is_restored_once(lightning: Any) -> None:
+    from gracecl.integrations.lightning import GraceCallback
+
+    callback = GraceCallback()
+    fit(lightning, lightning_module(lightning), callback)
+    again = GraceCallback()
+    again.load_state_dict(callback.state_dict())
+    for _ in range(2):
+        before = again.feedback.accuracy if again.feedback else callback.feedback.accuracy
+        fit(lightning, lightning_module(lightning), again, epochs=1)
+        alpha = again.feedback.controller.weights(before)
+        np.testing.assert_allclose(again.feedback.history["alpha"][-6:], alpha.expand(6, 4), rtol=1e-6)
+
+
+def test_a_fit_that_failed_leaves_the_module_its_own_step(lightning: Any) -> None:
+    from gracecl.integrations.lightning import GraceCallback
+
+    module = lightning_module(lightning)
+    own = module.training_step.__func__
+    with pytest.raises(UserError, match="in one call"):
+        fit(lightning, module, GraceCallback(labels=lambda batch: batch[1][:3]))
+    assert module.training_step.__func__ is own
+
+
 def test_lightning_batches_of_another_form_are_asked_about(lightning: Any) -> None:
     from gracecl.integrations.lightning import second
 
@@ -272,6 +296,18 @@ def test_avalanche_s_penalty_stays(avalanche: Any) -> None:
         trained.train(experience, shuffle=False)
     assert seen[:4] == pytest.approx([0.0] * 4, abs=1e-5)
     assert seen[-1] > 1e-4
+
+
+def test_a_strategy_that_looks_at_something_else_last_is_named(avalanche: Any) -> None:
+    from gracecl.integrations.avalanche import GracePlugin
+
+    class Looks(avalanche.training.plugins.SupervisedPlugin):
+        def after_forward(self, strategy: Any, **kwargs: Any) -> None:
+            strategy.model(strategy.mb_x)
+
+    trained = strategy(avalanche, "Naive", [GracePlugin(), Looks()])
+    with pytest.raises(UserError, match="Naive's model is not the one that gave mb_output"):
+        trained.train(experiences(avalanche)[0])
 
 
 def test_a_model_without_an_exit_is_named(avalanche: Any) -> None:

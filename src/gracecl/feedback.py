@@ -25,6 +25,9 @@ from gracecl.controllers import Controller, Signals, spread
 from gracecl.core import LossTable, Taps
 from gracecl.errors import UserError
 
+FETCH_EVERY = 500
+"""calls between two transfers of the history to the host"""
+
 
 class Feedback:
     """What α and γ depend on, and the objective they make. Calling it is one step of a loop; `history` tells all of them."""
@@ -37,15 +40,16 @@ class Feedback:
         self.controller = controllers.build(controller) if isinstance(controller, str) else controller
         self.accuracy = torch.full((layers,), torch.nan, device=device)
         """of each layer on past images, NaN before any was observed"""
-        self._log: dict[str, list[Tensor]] = {}
+        self._recent: dict[str, list[Tensor]] = {}
+        self._fetched: dict[str, list[npt.NDArray[np.float32]]] = {}
 
     # In a loop of your own.
 
     def __call__(self, logits: Tensor, losses: Tensor, labels: Tensor | None = None) -> Tensor:
         """The objective of one step, to call `backward()` on.
 
-        `logits [L, B, C]` of the tapped layers, `losses [L]` of their heads, both with gradients; `labels [B]` only for rules that
-        compare gradients.
+        `logits [L, B, C]` of the tapped layers, `losses [L]` of their heads, both with gradients; `labels [B]` for rules that
+        compare gradients, and for the history to tell how the two terms' gradients compare.
         """
         if logits.ndim != 3 or len(logits) != self.layers or logits.shape[1] == 0:
             raise UserError(f"feedback needs logits [{self.layers} layers, images, classes], not {list(logits.shape)}")
@@ -59,22 +63,31 @@ class Feedback:
         total = (alpha * losses + self.controller.term(signals, gamma)).sum()
         with torch.no_grad():
             self._note({"loss": losses} | self.described(signals, alpha, gamma))
+            if labels is not None:
+                self._note({"gradient_ratio": self.gradient_ratio(signals, alpha, gamma)})
             self.controller.after_step(signals)
         return total
 
     def observe_past(self, net: nn.Module, x: Tensor, y: Tensor | npt.ArrayLike, batch: int = 256) -> Tensor:
         """Measures each layer's accuracy on images of the past, which sets α from now on; returns the accuracies `[L]`.
 
-        `net(x)` gives taps or logits `[L, B, C]`. It is evaluated without gradients and left in the mode it was in.
+        `net(x)` gives taps or logits `[L, B, C]`. It is evaluated without gradients and left in the mode it was in. Images may
+        be on another device than the net; they are brought to it batch by batch.
         """
         labels = torch.as_tensor(np.asarray(y) if not isinstance(y, Tensor) else y)
         if len(x) != len(labels) or len(labels) == 0:
             raise UserError(f"observe_past needs images and as many labels, at least one, not {len(x)} and {len(labels)}")
         right = torch.zeros(self.layers)
+        device = next((weight.device for weight in net.parameters()), x.device)
         with scoring(net):
             for start in range(0, len(labels), batch):
-                out = net(x[start : start + batch])
+                out = net(x[start : start + batch].to(device))
                 logits = out.logits if isinstance(out, Taps) else out
+                if logits.ndim != 3 or len(logits) != self.layers:
+                    raise UserError(
+                        f"observe_past needs a net that gives logits [{self.layers} layers, images, classes], not "
+                        f"{list(logits.shape)}; give what gracecl.tap(...) returned"
+                    )
                 wanted = labels[start : start + batch].to(logits.device)
                 right = right.to(logits.device) + (logits.argmax(dim=-1) == wanted).sum(dim=-1)
         self.accuracy = right / len(labels)
@@ -82,12 +95,23 @@ class Feedback:
 
     @property
     def history(self) -> dict[str, npt.NDArray[np.float32]]:
-        """`{name: [steps, layers]}` of every call so far: loss, H, z, gamma, alpha, sigma_H."""
-        return {name: torch.stack(rows).cpu().numpy() for name, rows in self._log.items()}
+        """`{name: [steps, layers]}` of every call: loss, H, z, gamma, alpha, sigma_H; gradient_ratio of those with labels."""
+        for name in self._recent:
+            self._fetch(name)
+        return {name: np.concatenate(parts) for name, parts in self._fetched.items()}
 
     def _note(self, rows: LossTable) -> None:
         for name, value in rows.items():
-            self._log.setdefault(name, []).append(value.detach().float())
+            recent = self._recent.setdefault(name, [])
+            recent.append(value.detach().float())
+            if len(recent) == FETCH_EVERY:
+                self._fetch(name)
+
+    def _fetch(self, name: str) -> None:
+        """Brings the latest rows to the host, in one transfer."""
+        if recent := self._recent[name]:
+            self._fetched.setdefault(name, []).append(torch.stack(recent).cpu().numpy())
+            recent.clear()
 
     # What grace(...) shares with it.
 
@@ -96,6 +120,10 @@ class Feedback:
         h = signals.entropy.detach()
         sigma = spread(h, self.controller.unbiased).to(h.dtype).expand_as(h)
         return {"H": h, "z": self.controller.relative(h), "gamma": gamma.detach(), "alpha": alpha, "sigma_H": sigma}
+
+    def gradient_ratio(self, signals: Signals, alpha: Tensor, gamma: Tensor) -> Tensor:
+        """`[L]`: the gradient norm of the entropy term at the logits over that of α times a plain mean cross-entropy."""
+        return self.controller.slope(signals, gamma).detach().abs() * signals.pull / alpha
 
     def state_dict(self) -> dict[str, Any]:
         return {"accuracy": self.accuracy, "controller": self.controller.state_dict()}

@@ -65,7 +65,7 @@ def contrast(
     all of the others; then the mean over the anchors that have any. With `exclude_self` the others are the anchors themselves, in
     the same order, and none is compared with itself.
     """
-    similarity = anchors @ others.transpose(1, 2) / temperature
+    similarity = full_precision(anchors @ others.transpose(1, 2)) / temperature
     positive = y[:, None] == others_y[None, :]
     if exclude_self:
         itself = torch.eye(len(y), dtype=torch.bool, device=y.device)

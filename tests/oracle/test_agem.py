@@ -212,6 +212,14 @@ def test_grace_weighs_the_stream_and_not_the_reference() -> None:
     assert torch.equal(weighted[REFERENCE], inner[REFERENCE])
 
 
+@pytest.mark.parametrize("method", ["rar(agem(), iterations=2)", "lode(agem())"])
+def test_the_stream_s_loss_may_share_the_reference_s_graph(method: str) -> None:
+    """In one forward for both blocks, and where a wrapper makes the loss anew from all logits."""
+    outcomes = feed(toy_engine(method), toy_stream(), until=9)
+    assert all(value.isfinite().all() for outcome in outcomes for value in outcome.table.values())
+    assert REFERENCE in outcomes[-1].table
+
+
 @pytest.mark.parametrize("law", METHOD_LAWS)
 def test_laws_with_every_option(law: str) -> None:
     METHOD_LAWS[law]("agem(n_reference=4, exclude_current_task=True, add_reference=True)")

@@ -188,7 +188,8 @@ def test_retrieval_moves_nothing_and_is_balanced() -> None:
 def test_images_per_class_grow_where_classes_are_few() -> None:
     method = toy_engine("aser(n_recall=64)").method
     assert [method.sample_size(classes) for classes in (1, 10, 32, 64, 100)] == [128, 13, 4, 2, 2]
-    assert toy_engine("aser(per_class=1.5)").method.sample_size(100) == 1.5
+    assert [method.sample_size(10, capacity) for capacity in (1000, 200, 100, 10)] == [13, 13, 7, 1]
+    assert toy_engine("aser(per_class=1.5)").method.sample_size(100, 100) == 1.5
 
 
 def test_until_memory_is_full_it_is_experience_replay() -> None:
@@ -245,8 +246,10 @@ def test_memory_keeps_its_size_and_its_index() -> None:
         assert memory.labels[slot] in stream.data.train_y[match]
 
 
-def test_a_new_class_gets_slots_soon() -> None:
-    engine, data = toy_engine("aser(n_recall=4)"), toy_data()
+@pytest.mark.parametrize("method", ["aser(n_recall=4)", "aser()"])
+def test_a_new_class_gets_slots_soon(method: str) -> None:
+    """Also where n_c, made for retrieval, would put all of a small memory into the evaluation set and leave nothing to replace."""
+    engine, data = toy_engine(method), toy_data()
     for step in range(12):
         rows = torch.arange(3 * step, 3 * step + 3) % 18
         engine.learn(data.train_x[rows], data.train_y[rows.numpy()])

@@ -84,6 +84,11 @@ def test_a_rule_of_your_own_is_ten_lines() -> None:
 def test_options_in_the_expression_win_over_those_of_grace() -> None:
     rule = parse_method("grace(er(), strength='bayes(tau=0.5, beta=0.1)', beta=0.2, adaptive=False)").controller()
     assert (rule.beta, rule.tau, rule.adaptive) == (0.1, 0.5, False)
+    rule = parse_method("grace(er(), strength='paper(beta=0.1)', entropy_mode='cpr', attached=True)").controller()
+    assert (rule.beta, rule.entropy_mode, rule.attached) == (0.1, "cpr", True)
+    engine = toy_engine("grace(er(), strength='bayes(beta=0.1)', beta=0)", taps=4)
+    data = toy_stream().data
+    assert "entropy" in engine.learn(data.train_x[:3], data.train_y[:3], 0).table
     assert repr(rules.build("bayes(tau=0.5)")) == "bayes(tau=0.5)"
 
 
@@ -200,6 +205,24 @@ def test_the_objective_is_the_papers_and_it_logs_itself() -> None:
     assert feedback.history["gamma"][0].tolist() == pytest.approx(gamma.tolist(), rel=1e-4)
 
 
+def test_a_long_history_is_whole_and_tells_how_the_gradients_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gracecl.feedback.FETCH_EVERY", 3)
+    feedback, y = Feedback(4), torch.arange(20) % 6
+    expected = []
+    for number in range(8):
+        logits = some_logits(number)
+        feedback(logits, cross_entropy(logits, y), y if number % 2 else None)
+        expected.append(entropy(logits).tolist())
+        if number == 4:
+            assert len(feedback.history["H"]) == 5
+    np.testing.assert_allclose(feedback.history["H"], expected, rtol=1e-6)
+    [of_entropy] = torch.autograd.grad((torch.tensor(feedback.history["gamma"][-1]) * entropy(logits)).sum(), logits)
+    [of_cross_entropy] = torch.autograd.grad(cross_entropy(logits, y).sum(), logits)
+    ratio = of_entropy.flatten(1).norm(dim=1) / of_cross_entropy.flatten(1).norm(dim=1)
+    assert feedback.history["gradient_ratio"].shape == (4, 4)
+    np.testing.assert_allclose(feedback.history["gradient_ratio"][-1], ratio, rtol=1e-4)
+
+
 @pytest.mark.parametrize("as_array", [False, True])
 def test_observing_the_past_gives_each_layer_s_accuracy_and_leaves_the_net_alone(as_array: bool) -> None:
     torch.manual_seed(0)
@@ -265,6 +288,8 @@ def test_feedback_goes_on_from_a_state() -> None:
         (lambda: Feedback(4)(torch.zeros(4, 2, 6), torch.zeros(())), "one loss per tapped layer"),
         (lambda: Feedback(4).observe_past(Net(), torch.zeros(3, 8), [0, 1]), "as many labels"),
         (lambda: Feedback(4).observe_past(Net(), torch.zeros(0, 8), []), "at least one"),
+        (lambda: Feedback(4).observe_past(nn.Linear(8, 6), torch.zeros(3, 8), [0, 1, 2]), "a net that gives logits \\[4 layers"),
+        (lambda: Feedback(3).observe_past(Net(), torch.zeros(3, 8), [0, 1, 2]), "a net that gives logits \\[3 layers"),
     ],
 )
 def test_bad_input_is_told_in_a_sentence(act, message: str) -> None:

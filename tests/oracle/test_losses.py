@@ -184,6 +184,16 @@ def test_layers_do_not_mix(name: str) -> None:
     torch.testing.assert_close(LOSSES[name](x), torch.cat(apart), rtol=1e-12, atol=1e-12)
 
 
+def test_contrast_is_a_softmax_in_full_precision_under_autocast() -> None:
+    """The products alone may be taken in half."""
+    u = F.normalize(torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0)), dim=-1)
+    y = torch.arange(8) // 2
+    with torch.autocast("cpu", torch.bfloat16):
+        half = supervised_contrast(u, y, 0.1)
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, supervised_contrast(u, y, 0.1), rtol=1e-2, atol=0)
+
+
 def test_frobenius_layers_do_not_mix() -> None:
     a, b = noise(LAYERS, IMAGES, 5, seed=1), noise(LAYERS, IMAGES, 5, seed=2)
     apart = [frobenius_distance(a[layer : layer + 1], b[layer : layer + 1]) for layer in range(LAYERS)]

@@ -212,7 +212,8 @@ def test_review_is_a_pass_over_memory_in_whole_batches() -> None:
     slots = np.concatenate([plan["review"].slots for plan in plans])
     assert len(set(slots)) == 60
     assert not np.array_equal(np.sort(slots), slots)
-    assert list(SCR().closing_steps(engine.memories, engine.progress, rng.generator("review"))) == []
+    for without in (SCR(), SCR(review=True, n_recall=0)):
+        assert list(without.closing_steps(engine.memories, engine.progress, rng.generator("review"))) == []
     assert (SCR(review=True).boundaries, SCR().boundaries) == ("used", "unused")
 
 

@@ -38,25 +38,24 @@ class ProportionalIntegral(Controller):
         super().__post_init__()
         if not 0 <= self.target <= 1:
             raise UserError(f"pi: target is a share of ln C between 0 and 1, not {self.target}")
-        self._sum: Tensor | None = None
+        self._sum = torch.zeros(())
 
     def strengths(self, signals: Signals) -> Tensor:
-        gamma = self.proportional * self._error(signals)
-        if self._sum is not None:
-            gamma = gamma + self.integral * self._sum
+        error = self._error(signals)
+        gamma = self.proportional * error + self.integral * self._sum.to(error)
         return self.beta * gamma.clamp(-self.limit, self.limit)
 
     def after_step(self, signals: Signals) -> None:
-        error = self._error(signals)
+        error = self._error(signals).nan_to_num(nan=0.0)  # half precision may overflow; such a step is skipped
         most = self.limit / max(self.integral, 1e-12)
-        self._sum = error if self._sum is None else (self._sum + error).clamp(-most, most)
+        self._sum = (self._sum.to(error) + error).clamp(-most, most)
 
     def _error(self, signals: Signals) -> Tensor:
         classes = signals.logits.shape[-1]
         return signals.entropy.detach() / max(math.log(classes), 1e-12) - self.target
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self._sum is None else {"sum": self._sum}
+        return {"sum": self._sum}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._sum = torch.as_tensor(state["sum"]) if "sum" in state else None
+        self._sum = state["sum"]

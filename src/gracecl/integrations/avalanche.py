@@ -5,6 +5,9 @@
 
 The strategy's own criterion becomes one loss per tapped layer, weighted by α; γ times each layer's entropy is added; whatever other
 plugins add (a penalty, a distillation) stays. After each experience the layers' accuracies on past images set the next α.
+
+This is for strategies whose loss is `criterion(mb_output, mb_y)` and what plugins add to it: Naive, Replay, EWC, LwF, SI, GEM and
+others. Those with a loop and a loss of their own (DER, ER_ACE, SCR) are methods of this library instead: `grace(derpp())`.
 """
 
 from __future__ import annotations
@@ -18,15 +21,13 @@ from gracecl.controllers import Controller
 from gracecl.errors import UserError
 from gracecl.feedback import Feedback
 from gracecl.integrations.exits import LastExit, Past, find_exit
-
-try:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from avalanche.training.plugins import SupervisedPlugin
-except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit the installed torch
-    raise UserError(f"GracePlugin needs Avalanche, which cannot be imported ({error}); pip install 'gracecl[avalanche]'") from None
+from gracecl.nets.module import optional_package
 
 __all__ = ["GracePlugin", "LastExit"]
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    SupervisedPlugin: Any = optional_package("avalanche.training.plugins", "avalanche", "GracePlugin").SupervisedPlugin
 
 
 class GracePlugin(SupervisedPlugin):  # type: ignore[misc]
@@ -46,9 +47,10 @@ class GracePlugin(SupervisedPlugin):  # type: ignore[misc]
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """The last layer's loss is in `strategy.loss` already, so it is taken out of the sum that goes in."""
         taps = find_exit(strategy.model).taps
-        if taps is None or self.feedback is None or taps.logits.shape[1] != len(strategy.mb_y):
+        if taps is None or self.feedback is None or taps.logits[-1].data_ptr() != strategy.mb_output.data_ptr():
             raise UserError(
-                "GracePlugin: the strategy's model did not see the mini-batch in one forward pass, which feedback needs"
+                f"GracePlugin: the latest forward pass of {type(strategy).__name__}'s model is not the one that gave mb_output, "
+                "which feedback needs; use a strategy that looks at its mini-batch once, such as Naive or Replay"
             )
         losses = torch.stack([strategy._criterion(logits, strategy.mb_y) for logits in taps.logits])
         strategy.loss = strategy.loss - losses[-1] + self.feedback(taps.logits, losses, strategy.mb_y)
@@ -59,5 +61,4 @@ class GracePlugin(SupervisedPlugin):  # type: ignore[misc]
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         sample = self.past.sample()
         if sample is not None and self.feedback is not None:
-            x, y = sample
-            self.feedback.observe_past(find_exit(strategy.model).net, x.to(strategy.device), y)
+            self.feedback.observe_past(find_exit(strategy.model).net, *sample)

@@ -60,8 +60,9 @@ class Past:
         chosen = np.where(order < self.size, order, chosen)
         self.offered += len(y)
         last = {slot: row for row, slot in enumerate(chosen.tolist()) if slot < self.size}  # the later one stays
-        rows, slots = torch.tensor(list(last.values()), dtype=torch.long), torch.tensor(list(last), dtype=torch.long)
-        self.x[slots], self.y[slots] = x.detach().cpu()[rows], y.detach().cpu()[rows]
+        if last:  # ever more rarely, so that most steps do not wait for the device
+            slots, rows = list(last), list(last.values())
+            self.x[slots], self.y[slots] = x.detach()[rows].cpu(), y.detach()[rows].cpu().long()
 
     def sample(self) -> tuple[Tensor, Tensor] | None:
         """What is kept, or nothing if nothing was shown."""
@@ -74,4 +75,6 @@ class Past:
         return {"x": self.x, "y": self.y, "offered": self.offered}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if len(state["y"]) != self.size:
+            raise UserError(f"the saved sample of the past has {len(state['y'])} places; give past={len(state['y'])} to go on from it")
         self.x, self.y, self.offered = state["x"], state["y"], state["offered"]

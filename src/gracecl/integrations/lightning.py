@@ -10,14 +10,14 @@
 
     Trainer(callbacks=[GraceCallback()]).fit(Classifier(), loader)
 
-What `training_step` returns keeps all its terms; the callback adds, for each tapped layer, what makes the whole
-`Σ_l (α_l · CE_l + γ_l · H_l)`, where CE_l is the mean cross-entropy of that layer's head.
+What `training_step` returns must hold the mean cross-entropy of the last head, as above, and keeps its other terms; the callback
+adds what makes the whole `Σ_l (α_l · CE_l + γ_l · H_l)`, where CE_l is the mean cross-entropy of each tapped layer's head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -26,15 +26,14 @@ from gracecl.errors import UserError
 from gracecl.feedback import Feedback
 from gracecl.integrations.exits import LastExit, Past, find_exit
 from gracecl.losses import cross_entropy
+from gracecl.nets.module import optional_package
 
-try:
-    from lightning.pytorch import Callback, LightningModule, Trainer
-except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit the installed torch
-    raise UserError(
-        f"GraceCallback needs Lightning, which cannot be imported ({error}); pip install 'gracecl[lightning]'"
-    ) from None
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
 
 __all__ = ["GraceCallback", "LastExit"]
+
+Callback: Any = optional_package("lightning.pytorch", "lightning", "GraceCallback").Callback
 
 
 def second(batch: Any) -> Tensor:
@@ -66,6 +65,8 @@ class GraceCallback(Callback):  # type: ignore[misc]
         self.past = Past(past)
         self.feedback: Feedback | None = None
         self._restored: dict[str, Any] | None = None
+        self._looked_back_at = 0
+        """optimiser steps there had been when α was last renewed"""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         net = find_exit(pl_module).net
@@ -73,19 +74,25 @@ class GraceCallback(Callback):  # type: ignore[misc]
             self.feedback = Feedback(net.layers, self._controller, pl_module.device)
         if self._restored is not None:
             self.feedback.load_state_dict(self._restored)
+            self._restored = None
+        self._looked_back_at = trainer.global_step
         plain = pl_module.training_step
 
         def with_feedback(batch: Any, *more: Any, **named: Any) -> Any:
+            find_exit(pl_module).taps = None  # those of an earlier step must not pass for this one's
             output = plain(batch, *more, **named)
+            if output is None:  # the step is skipped
+                return None
             added = self._added(pl_module, self._labels(batch))
-            if isinstance(output, Tensor):
-                return output + added
-            return output if output is None else {**output, "loss": output["loss"] + added}
+            return output + added if isinstance(output, Tensor) else {**output, "loss": output["loss"] + added}
 
         pl_module.training_step = with_feedback
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        del pl_module.training_step  # the class's own comes back
+        vars(pl_module).pop("training_step", None)  # the class's own comes back
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.on_fit_end(trainer, pl_module)
 
     def _added(self, module: LightningModule, labels: Tensor) -> Tensor:
         """What is missing between the last head's loss and the whole objective."""
@@ -97,7 +104,9 @@ class GraceCallback(Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.past.show(self._inputs(batch), self._labels(batch))
-        if self.refresh_every and trainer.global_step % self.refresh_every == 0:
+        step = trainer.global_step  # the same for several batches where gradients are accumulated
+        if self.refresh_every and step % self.refresh_every == 0 and step != self._looked_back_at:
+            self._looked_back_at = step
             self._look_back(pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -107,8 +116,7 @@ class GraceCallback(Callback):  # type: ignore[misc]
     def _look_back(self, module: LightningModule) -> None:
         sample = self.past.sample()
         if sample is not None and self.feedback is not None:
-            x, y = sample
-            self.feedback.observe_past(find_exit(module).net, x.to(module.device), y)
+            self.feedback.observe_past(find_exit(module).net, *sample)
 
     def state_dict(self) -> dict[str, Any]:
         return {"past": self.past.state_dict(), "feedback": self.feedback.state_dict() if self.feedback else self._restored}

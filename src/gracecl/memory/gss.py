@@ -23,7 +23,7 @@ SPREAD_FLOOR = 0.01
 def similarity(gradients: Tensor, others: Tensor) -> Tensor:
     """`[B]`: for each gradient `[B, P]`, the largest of its cosines with the others `[n, P]`."""
     norms = torch.outer(torch.linalg.vector_norm(gradients, dim=1), torch.linalg.vector_norm(others, dim=1))
-    return (gradients @ others.T / norms.clamp(min=SMALLEST_NORMS)).amax(dim=1)
+    return (gradients @ others.T / norms.clamp(min=SMALLEST_NORMS)).amax(dim=1).clamp(-1, 1)  # rounding may go beyond
 
 
 def draw_groups(filled: int, at_most: int, size: int, rng: np.random.Generator) -> Ints:

@@ -16,7 +16,7 @@ Differences from the paper: the softmax spans all classes (the paper's is restri
 reservoir of everything seen (the paper's has a fixed number of slots per class); images of the current task may be in the
 reference (`exclude_current_task` gives the paper's rule); the stream's forward comes first (the paper's program begins with the
 memory's, which only BatchNorm's running statistics can tell); a reference shorter than 1e-6 forbids nothing (the program divides
-by it).
+by it); 64 images make the reference (the program: 256); images are seen through the run's augmentation (the program has none).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, Incoming, LossTable, Rows, Taps, is_loss
+from gracecl.core import Batch, Incoming, LossTable, Rows, Taps
 from gracecl.losses import cross_entropy
 from gracecl.memory import Memories
 from gracecl.method import Boundaries, Method
@@ -81,9 +81,9 @@ class AGEM(Method):
         if REFERENCE not in table:
             return super().backward(table, scale)
         weights = self.weights
-        others = sum(map(is_loss, table)) > 1  # rows of wrappers, which may depend on both forwards
+        # The graph is kept: what wrappers make of the table, or one forward for both blocks, may go back through it once more.
         found = torch.autograd.grad(
-            table[REFERENCE].sum(), weights.parameters, scale, retain_graph=others, allow_unused=True, materialize_grads=True
+            table[REFERENCE].sum(), weights.parameters, scale, retain_graph=True, allow_unused=True, materialize_grads=True
         )
         reference = weights.gather(dict(zip(weights.parameters, found, strict=True)).__getitem__)
         super().backward(table, scale)

@@ -65,15 +65,16 @@ class DER(Method):
     def forwards(self, blocks: list[str]) -> list[list[str]]:
         return [blocks] if self.joint_forward else [[block] for block in blocks]
 
+    def prepare(self, batch: Batch) -> None:
+        if "dark" in batch.blocks:  # the last block, and one whose labels nobody reads
+            batch.supervised = slice(0, batch.rows("dark").start)
+
     def targets(self, batch: Batch) -> dict[str, Tensor]:
         """The logits stored beside the replayed images."""
         if not self.alpha or self.dark not in batch.blocks:
             return {}
-        rows = batch.rows(self.dark)
-        if self.dark == "dark":  # the last block, and one whose labels nobody reads
-            batch.supervised = slice(0, rows.start)
         stored = self.memories.replay.notes["logits"]
-        slots = torch.from_numpy(batch.sources[rows] - MEMORY_SOURCE).to(stored.device)
+        slots = torch.from_numpy(batch.sources[batch.rows(self.dark)] - MEMORY_SOURCE).to(stored.device)
         return {"stored_logits": stored.index_select(0, slots).transpose(0, 1)}
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:

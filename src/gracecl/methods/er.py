@@ -7,7 +7,8 @@
         memory <- reservoir(memory, B_n)
 
 Differences from the paper: the softmax spans all classes (the paper's is restricted to the task's own); every image is seen
-through the run's augmentation (the paper has none, `--augment none` gives that).
+through the run's augmentation (the paper has none, `--augment none` gives that); 64 images are drawn, as in later work (the paper
+draws as many as are new, 10).
 """
 
 from __future__ import annotations

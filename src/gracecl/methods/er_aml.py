@@ -110,11 +110,9 @@ class ERAML(Method):
     def forwards(self, blocks: list[str]) -> list[list[str]]:
         return [blocks] if self.joint_forward else [[block] for block in blocks]
 
-    def targets(self, batch: Batch) -> dict[str, Tensor]:
-        """Nothing to imitate, but here it is known which rows enter cross-entropy."""
+    def prepare(self, batch: Batch) -> None:
         if "replay" in batch.blocks:
-            batch.supervised = batch.rows("replay")
-        return {}
+            batch.supervised = batch.rows("replay")  # the only rows that enter cross-entropy
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         table = {}

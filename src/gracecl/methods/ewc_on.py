@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gracecl.errors import UserError
 from gracecl.methods.ewc import EWC
 from gracecl.registry import methods
 
@@ -23,6 +24,11 @@ class EWCOnline(EWC):
 
     decay: float = 1.0
     """γ, what is left of earlier importances at each task's end"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.decay < 0:
+            raise UserError(f"ewc_on: decay cannot be negative, as {self.decay} is; 1 keeps all importances, 0 none")
 
     def remember(self, fisher: Tensor) -> None:
         self.importance = self.decay * self.importance + fisher

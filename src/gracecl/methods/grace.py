@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl import controllers
+from gracecl import controllers, registry, spec
 from gracecl.controllers import Controller, Signals
 from gracecl.controllers.paper import EntropyMode
 from gracecl.core import NO_TASK, Batch, Incoming, Ints, LossTable, Progress, Taps, is_loss
@@ -94,11 +94,12 @@ class Grace(Wrapper):
     def controller(self) -> Controller:
         """The rule that `strength` names, with this method's options where the expression gives none."""
         shared = {name: getattr(self, name) for name in ("beta", "adaptive", "unbiased", "sigma_floor")}
-        own = {"entropy_mode": self.entropy_mode, "attached": self.attached}
-        made = controllers.build(self.strength, **shared | (own if self.strength == "paper" else {}))
-        if self.strength != "paper" and own != {"entropy_mode": "alg1", "attached": False}:
+        readings = {"entropy_mode": self.entropy_mode, "attached": self.attached}
+        if registry.normal(spec.parse_call(self.strength).name) == "paper":
+            return controllers.build(self.strength, **shared | readings)
+        if readings != {"entropy_mode": "alg1", "attached": False}:
             raise UserError(f"grace: entropy_mode and attached are readings of strength='paper', not of '{self.strength}'")
-        return made
+        return controllers.build(self.strength, **shared)
 
     def end_task(self, memories: Memories, progress: Progress) -> None:
         super().end_task(memories, progress)
@@ -123,13 +124,13 @@ class Grace(Wrapper):
         controller = self.feedback.controller
         alpha, gamma = controller(signals)
         table = self.weighted(super().losses(out, batch), alpha)
-        if self.entropy_mode != "none" and self.beta != 0:
+        if self.entropy_mode != "none" and controller.beta != 0:
             if "entropy" in table:
                 raise UserError(f"{self!r}: {self.inner!r} has an entropy row already; one grace is enough")
             table["entropy"] = controller.term(signals, gamma)
         table |= {f"log/{name}": value for name, value in self.feedback.described(signals, alpha, gamma).items()}
         if batch.progress.step % RATIO_EVERY == 0:
-            table["log/gradient_ratio"] = controller.slope(signals, gamma).detach().abs() * signals.pull / alpha
+            table["log/gradient_ratio"] = self.feedback.gradient_ratio(signals, alpha, gamma)
         return table
 
     def signals(self, out: Taps, batch: Batch) -> Signals:

@@ -49,6 +49,8 @@ class LwF(Addition):
         super().__post_init__()
         if self.temperature <= 0:
             raise UserError(f"lwf: the temperature must be above 0, not {self.temperature}")
+        if self.strength < 0 or self.every < 0:
+            raise UserError("lwf: strength and every cannot be negative")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gracecl.core import Progress
+from gracecl.errors import UserError
 from gracecl.memory import Memories
 from gracecl.methods.quadratic import LooksBack
 from gracecl.registry import methods
@@ -32,6 +33,11 @@ class MAS(LooksBack):
     """λ, the strength of the pull"""
     keep: float | None = None
     """share of the old importances in the mean of old and new ones; None adds the new ones, as in the paper"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.keep is not None and not 0 <= self.keep <= 1:
+            raise UserError(f"mas: keep is a share between 0 and 1, or None to add importances up, not {self.keep}")
 
     def consolidate(self, memories: Memories, progress: Progress) -> None:
         images = memories[self.name]

@@ -15,7 +15,8 @@ summed over them; GRACE's weights act on the training step, not on the scores.
 Differences from the paper: candidates may be of the current task, and are replayed in the first one (the paper's runs leave both
 out); BatchNorm normalises the candidates by their own batch as the paper's program does, but scoring does not move its running
 statistics (`score_bn`); the stream's batch passes the net once more in the training step, so a step costs its forward and backward
-twice (the paper's program reuses the gradient), which lets planning leave the learner untouched and wrappers reweigh the loss.
+twice (the paper's program reuses the gradient), which lets planning leave the learner untouched and wrappers reweigh the loss;
+64 of 256 candidates are replayed (the program: 10 of 50).
 """
 
 from __future__ import annotations
@@ -31,11 +32,10 @@ from gracecl.core import Batch, Incoming, Ints, Taps
 from gracecl.losses import cross_entropy_of_each
 from gracecl.memory import Memories
 from gracecl.methods.er import ER
-from gracecl.nets.scoring import Normalisation, gradient, loss_of_each, step_ahead
+from gracecl.nets.scoring import Normalisation, gradient, loss_of_each, rate_ahead, step_ahead
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 
-RATE_WITHOUT_SGD = 0.1
 BEST_LOSS = "best_loss"
 
 
@@ -74,8 +74,8 @@ class MIR(ER):
         """`[C]`: by how much the loss of each candidate would grow."""
         net, memory, device = self.net, memories.replay, new.x.device
         x = net.pixels.normalise(new.x) if new.view is None else new.view()
-        rate = self.virtual_lr if self.virtual_lr is not None else RATE_WITHOUT_SGD if new.rate is None else new.rate
-        ahead = step_ahead(net, gradient(net, x, torch.from_numpy(new.labels).to(device), "frozen"), rate)
+        direction = gradient(net, x, torch.from_numpy(new.labels).to(device), "frozen")
+        ahead = step_ahead(net, direction, rate_ahead(self.virtual_lr, new.rate))
         candidates, labels = net.pixels.normalise(memory[slots]), torch.from_numpy(memory.labels[slots]).to(device)
         now = loss_of_each(net, candidates, labels, normalisation=self.score_bn)
         then = loss_of_each(net, candidates, labels, ahead, "eval" if self.score_bn == "eval" else "frozen")

@@ -40,7 +40,7 @@ class RAR(Wrapper):
     iterations: int = 10
     """K, steps per batch of the stream; the paper compares 1, 2, 5, 10 and 20"""
     augmentation: Literal["randaugment", "run"] = "randaugment"
-    """what replaces the run's augmentation: RandAugment, or nothing (ema(rar(augmentation='run', iterations=3)) is EMA's base)"""
+    """what replaces the run's augmentation: RandAugment, or nothing (EMA's base: rar(er(), iterations=3, augmentation='run'))"""
     operations: int = 1
     """P, operations of RandAugment on each image"""
     magnitude: float = 14

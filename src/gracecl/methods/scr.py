@@ -127,7 +127,7 @@ class SCR(Method):
 
     def closing_steps(self, memories: Memories, progress: Progress, rng: np.random.Generator) -> Iterable[dict[str, Rows]]:
         """The review: memory in random order, in whole batches of n_recall."""
-        batches = len(memories.replay) // max(1, self.n_recall) if self.review else 0
+        batches = len(memories.replay) // self.n_recall if self.review and self.n_recall else 0
         order, nothing = rng.permutation(len(memories.replay)), np.empty(0, np.int64)
         for slots in np.split(order[: batches * self.n_recall], batches) if batches else ():
             rows = Rows(nothing, slots)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from gracecl.core import Batch, Progress, Taps
+from gracecl.errors import UserError
 from gracecl.memory import Memories
 from gracecl.methods.quadratic import QuadraticPenalty
 from gracecl.nets.tapped import TappedNet
@@ -33,6 +34,11 @@ class SI(QuadraticPenalty):
     """ξ, which bounds the importance of weights that hardly moved"""
     rectify: Literal["sum", "increment"] = "sum"
     """what is kept from becoming negative: the importance itself, as in the authors' program, or each task's share of it"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.damping <= 0:
+            raise UserError(f"si: damping must be above 0, not {self.damping}; weights that did not move would be divided by it")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

@@ -24,6 +24,8 @@ Normalisation = Literal["frozen", "eval", "train"]
 """what BatchNorm does with a scored batch: `frozen` normalises by the batch and keeps the running statistics, `eval` normalises by
 the running statistics, `train` normalises by the batch and moves the running statistics as a training step does"""
 
+RATE_WITHOUT_SGD = 0.1
+
 Weights = dict[str, Tensor]
 """parameters, or gradients of them, by name"""
 
@@ -60,6 +62,13 @@ def gradient(net: TappedNet, x: Tensor, y: Tensor, normalisation: Normalisation 
         gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
     net.count(backward=len(x))
     return {name: value for name, value in zip(weights, gradients, strict=True) if value is not None}
+
+
+def rate_ahead(asked: float | None, of_sgd: float | None) -> float:
+    """How far to look ahead: as asked, else as far as gradient descent goes, else 0.1: other optimisers' rates mean otherwise."""
+    if asked is not None:
+        return asked
+    return RATE_WITHOUT_SGD if of_sgd is None else of_sgd
 
 
 def step_ahead(net: TappedNet, direction: Weights, rate: float) -> Weights:

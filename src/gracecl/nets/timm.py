@@ -32,9 +32,10 @@ def timm(
     if package.get_pretrained_cfg(name, allow_unregistered=True).fixed_input_size:
         settings["img_size"] = shape[1:]
     if weights is not None:
-        if not Path(weights).is_file():
-            raise UserError(f"timm: there is no weight file at {weights}; give the path of a .safetensors or .pth file")
-        settings["pretrained_cfg_overlay"] = {"file": weights}
+        file = Path(weights).expanduser()
+        if not file.is_file():
+            raise UserError(f"timm: there is no weight file at {file}; give the path of a .safetensors or .pth file")
+        settings["pretrained_cfg_overlay"] = {"file": str(file)}
     try:
         model = package.create_model(name, pretrained=pretrained or weights is not None, **settings)
     except (*MODEL_ERRORS, OSError) as error:

@@ -53,5 +53,6 @@ def transformers(
         else:
             model = package.AutoModel.from_config(package.AutoConfig.for_model(kind, **made))
     except (*MODEL_ERRORS, ImportError, OSError) as error:
-        raise UserError(f"transformers cannot make the model {path or kind} ({first_line(error)})") from None
+        remedy = "check the folder's files" if path else "change kind, patch, width, depth or heads"
+        raise UserError(f"transformers cannot make the model {path or kind} ({first_line(error)}); {remedy}") from None
     return ModuleBackbone(model.train(), at, taps, at_most, example=(1, *shape))

@@ -32,7 +32,7 @@ METHODS = (
     "derpp()",
     "lode()",
     "ema(derpp())",
-    "ema(rar(iterations=3, augmentation='run'))",
+    "ema(rar(er(), iterations=3, augmentation='run'))",
     "mose()",
     "grace(mose())",
 )

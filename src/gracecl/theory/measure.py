@@ -278,10 +278,10 @@ def entropy_weight(config: RunConfig) -> tuple[float, str]:
     found = [part for part in parts(spec.parse_method(config.method)) if isinstance(part, Grace)]
     if not found:
         return 0.0, "λ = 0, because the method has no entropy term"
-    grace = found[0]
-    if grace.entropy_mode == "none" or grace.beta == 0:
+    beta = found[0].controller().beta
+    if found[0].entropy_mode == "none" or beta == 0:
         return 0.0, "λ = 0, because GRACE's entropy term is off"
-    return grace.beta, f"λ = β = {grace.beta:g}, H* = mean entropy over the layers in the last {LAST_ROWS} recorded steps of a task"
+    return beta, f"λ = β = {beta:g}, H* = mean entropy over the layers in the last {LAST_ROWS} recorded steps of a task"
 
 
 def target_entropies(folder: Path, ends: list[int]) -> tuple[float, ...]:
