@@ -250,7 +250,7 @@ class Engine:
             with self._autocast():
                 out = fit.net(batch.x)
                 table = self.method.losses(out, batch)
-            fit.step(total(table))
+            fit.step(total(split(table)[0]))  # penalties hold the learner's own net, which is not the one that is trained here
         if fit.done:
             with torch.no_grad():
                 table = observations(out, batch) | table

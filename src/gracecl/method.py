@@ -284,6 +284,10 @@ class Wrapper(Method):
         return self.inner.task_values()
 
 
+LEARNER_HOOKS = ("stream", "optimiser", "plan", "views", "forwards", "prepare", "backward", "notes", "before_eval", "rules")
+"""what a learner decides by itself and an addition leaves alone"""
+
+
 @dataclass(eq=False, repr=False)
 class Sum(Wrapper):
     """`left + right`: the left one is the learner; the right one adds its losses and observes."""
@@ -294,6 +298,11 @@ class Sum(Wrapper):
     def __post_init__(self) -> None:
         if not isinstance(self.right, Method):
             raise UserError(f"only methods can be added, as in er() + ewc(), not {self.right!r}")
+        if own := [hook for hook in LEARNER_HOOKS if getattr(type(self.right), hook) is not getattr(Method, hook)]:
+            raise UserError(
+                f"{self.right!r} is a learner of its own ({own[0]}) and can only stand on the left of a sum; "
+                "what can be added to one are losses, as in er() + ewc()"
+            )
         super().__post_init__()
 
     @property

@@ -149,7 +149,8 @@ def test_without_task_marks_it_consolidates_every_so_many_steps(name: str) -> No
 
 
 def test_bad_options_are_refused() -> None:
-    for text in ("ewc(strength=-1)", "si(every=-2)", "ewc(n_fisher=0)", "ewc_pp(refresh=0)", "ewc_pp(new_share=1.5)"):
+    of_all = ("ewc(strength=-1)", "si(every=-2)", "ewc(n_fisher=0)", "ewc_pp(refresh=0)", "ewc_pp(new_share=1.5)")
+    for text in (*of_all, "ewc_on(decay=-0.1)", "mas(keep=1.5)", "si(damping=0)", "lwf(every=-1)", "lwf(strength=-1)"):
         with pytest.raises(UserError):
             parse_method(text)
 

@@ -126,7 +126,7 @@ def test_a_bare_wrapper_is_the_papers_system() -> None:
 
 
 def test_sums_read_from_the_left() -> None:
-    method = parse_method("er() + pull_zero(1.5) + same(pull_zero(2.5))")
+    method = parse_method("same(er()) + pull_zero(1.5) + pull_zero(2.5)")
     assert isinstance(method, Sum)
     assert isinstance(method.inner, Sum)
     assert describe(parse_method(repr(method))) == describe(method)
@@ -207,7 +207,7 @@ def test_code_is_refused_and_not_run(text: str, tmp_path: Path) -> None:
         ("xyzzy", "unknown method 'xyzzy' "),
         ("er(n_recal=3)", "er has no option 'n_recal'; did you mean 'n_recall'"),
         ("grace(er(), entropymode='cpr')", "did you mean 'entropy_mode'"),
-        ("er(64, 'concat', 5, 6)", "at most 3 arguments"),
+        ("er(64, 1, 'linear', 'concat', 5)", "at most 4 arguments"),
         ("er(n_recall='many')", "n_recall must be a whole number, not 'many'"),
         ("er(n_recall=2.5)", "whole number"),
         ("er(n_recall=True)", "whole number"),
@@ -321,6 +321,14 @@ def test_two_parts_with_one_row_clash() -> None:
             learn(engine(parse_method(text)), 1)
 
 
+@pytest.mark.parametrize(
+    "text", ["sgd() + er()", "er() + derpp()", "er() + mose()", "er() + agem()", "er() + scr()", "er() + ema()"]
+)
+def test_a_learner_cannot_be_added_to_another(text: str) -> None:
+    with pytest.raises(UserError, match="can only stand on the left of a sum"):
+        parse_method(text)
+
+
 def test_a_sum_in_python_is_the_sum_in_text() -> None:
     assert describe(ER(3) + Pull(2.0)) == describe(parse_method("er(3) + pull_zero(2.0)"))
     with pytest.raises(UserError, match="only methods"):
@@ -336,12 +344,12 @@ def test_the_stronger_boundary_wins() -> None:
         "mose()": "required",
         "grace(mose())": "required",
     }
-    needs |= {"same(mose())": "required", "pull_zero() + mose()": "required", "same(grace(er()))": "used"}
+    needs |= {"same(mose())": "required", "mose() + pull_zero()": "required", "same(grace(er()))": "used"}
     assert {text: parse_method(text).boundaries for text in needs} == needs
 
 
 def test_who_wants_all_taps() -> None:
-    wants = {"er()": False, "mose()": True, "grace(er())": True, "er() + pull_zero()": False, "er() + mose()": True}
+    wants = {"er()": False, "mose()": True, "grace(er())": True, "er() + pull_zero()": False, "mose() + pull_zero()": True}
     assert {text: parse_method(text).wants_taps for text in wants} == wants
 
 

@@ -19,6 +19,8 @@ after which `grace(er(), strength="threshold(nats=0.5)")` and `Feedback(layers=4
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -50,19 +52,27 @@ class Signals:
         """`[L]`: mean entropy of each layer's softmax, in nats; gradients flow through it."""
         return entropy(self.logits, self._classes)
 
+    @property
+    def widest(self) -> Tensor | float:
+        """The entropy of a head that knows nothing: ln of the number of outputs that the entropy spans."""
+        return math.log(self.logits.shape[-1]) if self._classes is None else self._classes.sum().log()
+
     @cached_property
     def pull(self) -> Tensor:
         """`[L]`: the gradient norm of the entropy at the logits over that of a plain mean cross-entropy on the same images.
 
-        In closed form, with p the softmax over all outputs: ∂H/∂logit = -p (ln p + H) and ∂CE/∂logit = p - onehot(y).
+        In closed form ∂H/∂logit = -p (ln p + H), with p the softmax over the outputs that the entropy spans, and
+        ∂CE/∂logit = softmax - onehot(y) over all of them.
         """
         if self.labels is None:
             raise UserError("this controller compares gradients and needs the labels of the step; call feedback(..., labels=y)")
-        log_p = F.log_softmax(full_precision(self.logits.detach()), dim=-1)
+        logits = full_precision(self.logits.detach())
+        spanned = logits if self._classes is None else logits.masked_fill(~self._classes, -torch.inf)
+        log_p = F.log_softmax(spanned, dim=-1).clamp(min=-1e4)  # p is 0 where this acts
         p = log_p.exp()
         h = -(p * log_p).sum(dim=-1, keepdim=True)
         of_entropy = (p * (log_p + h)).flatten(1).norm(dim=1)
-        of_cross_entropy = (p - F.one_hot(self.labels, p.shape[-1])).flatten(1).norm(dim=1)
+        of_cross_entropy = (logits.softmax(dim=-1) - F.one_hot(self.labels, p.shape[-1])).flatten(1).norm(dim=1)
         ratio: Tensor = of_entropy / of_cross_entropy.clamp(min=1e-12)
         return ratio
 
@@ -139,5 +149,7 @@ def spread(values: Tensor, unbiased: bool = False) -> Tensor:
 def build(expression: str, **defaults: Any) -> Controller:
     """The controller an expression names; options that it does not give are taken from `defaults`."""
     call = spec.parse_call(expression)
-    made: Controller = spec.construct(controllers, spec.Call(call.name, call.args, defaults | call.kwargs))
+    given = [field.name for field in dataclasses.fields(controllers.get(call.name))][: len(call.args)]
+    more = {name: value for name, value in defaults.items() if name not in given}
+    made: Controller = spec.construct(controllers, spec.Call(call.name, call.args, more | call.kwargs))
     return made

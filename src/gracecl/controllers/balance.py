@@ -3,7 +3,8 @@
     γ_l <- share · α_l · |∂CE_l / ∂logits| / |∂H_l / ∂logits|, at most limit
 
 so that the entropy term's gradient at each head's logits is a fixed share of that of the weighted cross-entropy, whatever the
-layer's entropy is. The paper's β gives shares between 0.1 % and 5 %, by how well the images are fitted.
+layer's entropy is. β has no part in it, but β = 0 turns it off. The paper's β gives shares between 0.1 % and 5 %, by how well the
+images are fitted.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ more as long as it stays away. The sum stops growing where γ is at its limit, s
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,8 +50,8 @@ class ProportionalIntegral(Controller):
         self._sum = (self._sum.to(error) + error).clamp(-most, most)
 
     def _error(self, signals: Signals) -> Tensor:
-        classes = signals.logits.shape[-1]
-        return signals.entropy.detach() / max(math.log(classes), 1e-12) - self.target
+        widest = torch.as_tensor(signals.widest, device=signals.entropy.device).clamp(min=1e-12)
+        return signals.entropy.detach() / widest - self.target
 
     def state_dict(self) -> dict[str, Any]:
         return {"sum": self._sum}

@@ -76,5 +76,7 @@ class Past:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if len(state["y"]) != self.size:
-            raise UserError(f"the saved sample of the past has {len(state['y'])} places; give past={len(state['y'])} to go on from it")
+            raise UserError(
+                f"the saved sample of the past has {len(state['y'])} places; give past={len(state['y'])} to go on from it"
+            )
         self.x, self.y, self.offered = state["x"], state["y"], state["offered"]

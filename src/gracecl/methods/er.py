@@ -19,33 +19,19 @@ from typing import Literal
 import numpy as np
 
 from gracecl.core import Batch, Incoming, Ints, LossTable, Rows, Taps
-from gracecl.errors import UserError
 from gracecl.losses import cross_entropy
 from gracecl.memory import Memories
-from gracecl.method import Method
+from gracecl.methods.replay import Replay
 from gracecl.registry import methods
 
 
 @methods.register("er")
 @dataclass(eq=False, repr=False)
-class ER(Method):
+class ER(Replay):
     """Experience replay: train on the new images together with some drawn from a reservoir memory."""
 
-    n_recall: int = 64
-    """images drawn from memory at each step"""
     reduction: Literal["concat", "sum_of_means"] = "concat"
     """one forward and one mean over new and replayed images, or two forwards and the sum of two means"""
-    mem_iters: int = 1
-    """optimiser steps on each batch of the stream, each with images drawn anew; the batch is stored once"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mem_iters < 1:
-            raise UserError(f"{self.name}: mem_iters must be at least 1, not {self.mem_iters}")
-
-    @property
-    def repeats(self) -> int:  # type: ignore[override]
-        return self.mem_iters
 
     def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
         stream, slots = np.arange(len(new)), self.recall(new, memories, rng)

@@ -23,12 +23,10 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from gracecl.core import Batch, Incoming, LossTable, Progress, Rows, Taps
-from gracecl.errors import UserError
+from gracecl.core import Batch, Incoming, LossTable, Rows, Taps
 from gracecl.losses import classes_among, cross_entropy
 from gracecl.memory import Memories
-from gracecl.method import Method
-from gracecl.nets.class_means import class_means, nearest_mean
+from gracecl.methods.replay import Replay
 from gracecl.nets.heads import CosineHead
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
@@ -38,11 +36,9 @@ COSINE_SCALE, COSINE_EPSILON = 10.0, 1e-5
 
 @methods.register("er_ace")
 @dataclass(eq=False, repr=False)
-class ERACE(Method):
+class ERACE(Replay):
     """ER-ACE: experience replay in which new images compete among the classes they bring, replayed ones among all."""
 
-    n_recall: int = 64
-    """images drawn from memory at each step"""
     keep_unseen: bool = False
     """let the softmax of the new images span the classes not met so far as well"""
     head: Literal["linear", "cosine"] = "linear"
@@ -51,23 +47,6 @@ class ERACE(Method):
     """the sum of two means, or one mean over new and replayed images"""
     joint_forward: bool = False
     """one forward for new and replayed images, hence one BatchNorm batch, instead of one for each"""
-    mem_iters: int = 1
-    """optimiser steps per stream batch, each with a new draw from memory"""
-    inference: Literal["linear", "ncm"] = "linear"
-    """predict by the head, or by the nearest class mean of the memory's features"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mem_iters < 1:
-            raise UserError(f"er_ace: mem_iters must be at least 1, not {self.mem_iters}")
-
-    @property
-    def repeats(self) -> int:  # type: ignore[override]
-        return self.mem_iters
-
-    @property
-    def rule(self) -> str:
-        return f"{self.inference}_last"
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
@@ -95,11 +74,3 @@ class ERACE(Method):
         """`[C]`: the classes among which the new images are told apart."""
         present = classes_among(y, batch.classes)
         return present | ~batch.seen if self.keep_unseen else present
-
-    def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> None:
-        if self.inference == "ncm":
-            memory = memories.replay
-            self.means = class_means(net, memory.images[: len(memory)], memory.labels[: len(memory)], progress.seen)
-
-    def rules(self, out: Taps) -> dict[str, Tensor]:
-        return super().rules(out) | ({"ncm": nearest_mean(out.features, self.means)} if self.inference == "ncm" else {})

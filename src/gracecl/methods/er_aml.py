@@ -30,12 +30,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl.augment import View
-from gracecl.core import Batch, Incoming, Ints, LossTable, Progress, Rows, Taps
+from gracecl.core import Batch, Incoming, Ints, LossTable, Rows, Taps
 from gracecl.errors import UserError
 from gracecl.losses import contrast, cross_entropy, unit
 from gracecl.memory import Memories, Memory
-from gracecl.method import Method
-from gracecl.nets.class_means import class_means, nearest_mean
+from gracecl.methods.replay import Replay
 from gracecl.nets.heads import CosineHead
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
@@ -47,11 +46,9 @@ TRIPLET_WEIGHT, TRIPLET_MARGIN = 2.0, 0.2
 
 @methods.register("er_aml")
 @dataclass(eq=False, repr=False)
-class ERAML(Method):
+class ERAML(Replay):
     """ER-AML: replayed images train the head, new ones are contrasted with images of the classes they bring."""
 
-    n_recall: int = 64
-    """images drawn from memory at each step"""
     temperature: float = 0.1
     """τ, of the contrast"""
     gamma: float = 1.0
@@ -62,25 +59,11 @@ class ERAML(Method):
     """linear, or 10 times the cosine between features and class weights, without bias"""
     joint_forward: bool = False
     """one forward for all images of a step, hence one BatchNorm batch, instead of one each for anchors, pairs and replay"""
-    mem_iters: int = 1
-    """optimiser steps per stream batch, each with new draws"""
-    inference: Literal["linear", "ncm"] = "linear"
-    """predict by the head, or by the nearest class mean of the memory's features"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mem_iters < 1:
-            raise UserError(f"er_aml: mem_iters must be at least 1, not {self.mem_iters}")
         if self.temperature <= 0:
             raise UserError(f"er_aml: temperature must be above 0, not {self.temperature}")
-
-    @property
-    def repeats(self) -> int:  # type: ignore[override]
-        return self.mem_iters
-
-    @property
-    def rule(self) -> str:
-        return f"{self.inference}_last"
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
@@ -135,14 +118,6 @@ class ERAML(Method):
         positive, negative = partners[:, self.place.to(partners.device)].chunk(2, dim=1)
         excess = F.pairwise_distance(anchors, positive) - F.pairwise_distance(anchors, negative) + TRIPLET_MARGIN
         return excess.clamp(min=0).mean(dim=1)
-
-    def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> None:
-        if self.inference == "ncm":
-            memory = memories.replay
-            self.means = class_means(net, memory.images[: len(memory)], memory.labels[: len(memory)], progress.seen)
-
-    def rules(self, out: Taps) -> dict[str, Tensor]:
-        return super().rules(out) | ({"ncm": nearest_mean(out.features, self.means)} if self.inference == "ncm" else {})
 
 
 def draw_pairs(labels: Ints, memory: Memory, rng: np.random.Generator) -> tuple[Ints, Ints]:

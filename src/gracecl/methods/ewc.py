@@ -50,7 +50,7 @@ class EWC(LooksBack):
     def consolidate(self, memories: Memories, progress: Progress) -> None:
         images = memories[self.name]
         if len(images):
-            x = self.net.pixels.normalise(images.images[: len(images)])
+            x = images.images[: len(images)]
             y = torch.from_numpy(images.labels[: len(images)]).to(x.device)
             self.remember(self.fisher(x, y, rng.generator(self.name, progress.step)))
             images.clear()
@@ -101,7 +101,11 @@ class EWC(LooksBack):
         if self.labels in ("true", "true_weighted"):
             return y[:, None].expand(-1, self.net.layers)
         with scoring(self.net), torch.no_grad():
-            p = torch.cat([self.net(part).logits for part in torch.split(x, 256)], dim=1).softmax(dim=-1).transpose(0, 1)
+            p = (
+                torch.cat([self.net(self.normalised(part)).logits for part in torch.split(x, 256)], dim=1)
+                .softmax(dim=-1)
+                .transpose(0, 1)
+            )
         if self.labels == "pred":
             return p.argmax(dim=-1)
         chances = torch.from_numpy(generator.random((*p.shape[:2], 1))).to(p)

@@ -40,7 +40,7 @@ class EWCpp(QuadraticPenalty):
     new_share: float = 0.9
     """α, the weight of the newest estimate in the running one"""
     refresh: int = 50
-    """K, steps between two refreshes of the running estimate"""
+    """K, steps between two refreshes of the running estimate; a task of fewer steps leaves it as it was"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,10 +62,10 @@ class EWCpp(QuadraticPenalty):
 
     def consolidate(self, memories: Memories, progress: Progress) -> None:
         self.anchor = self.flat.snapshot()
-        self.importance = self.counted(self.normalised())
+        self.importance = self.counted(self.rescaled())
         self.steps = 0
 
-    def normalised(self) -> Tensor:
+    def rescaled(self) -> Tensor:
         """F̂: the running estimate scaled to [0, 1], all weights together."""
         among = self.running if self._free is None else self.running[~self._free]
         return (self.running - among.min()) / (among.max() - among.min() + TINY)

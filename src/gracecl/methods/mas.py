@@ -44,7 +44,7 @@ class MAS(LooksBack):
         if len(images):
             seen = torch.zeros(self.net.classes, dtype=torch.bool)
             seen[list(progress.seen)] = True
-            x = self.net.pixels.normalise(images.images[: len(images)])
+            x = images.images[: len(images)]
             self.remember(self.sensitivity(x, seen.to(x.device)))
             images.clear()
 

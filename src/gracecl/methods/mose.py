@@ -36,7 +36,7 @@ from gracecl.errors import UserError
 from gracecl.losses import cross_entropy, frobenius_distance, full_precision, supervised_contrast
 from gracecl.memory import Memories
 from gracecl.method import Boundaries, Method
-from gracecl.nets.class_means import class_means
+from gracecl.nets.class_means import class_means, nearest_mean
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 
@@ -115,5 +115,4 @@ class MOSE(Method):
         self.means = class_means(net, memory.images[: len(memory)], memory.labels[: len(memory)], progress.seen)
 
     def rules(self, out: Taps) -> dict[str, Tensor]:
-        similarity = F.normalize(out.features, dim=-1) @ self.means.transpose(1, 2)
-        return {"linear": out.logits, "ncm": 2 * similarity - 2}
+        return {"linear": out.logits, "ncm": nearest_mean(out.features, self.means)}

@@ -21,18 +21,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
-from torch import Tensor
 
 from gracecl.augment import View
-from gracecl.core import Batch, Incoming, LossTable, Progress, Rows, Taps
+from gracecl.core import Batch, Incoming, LossTable, Rows, Taps
 from gracecl.errors import UserError
 from gracecl.losses import proxy_contrast
 from gracecl.memory import Memories
-from gracecl.method import Method
-from gracecl.nets.class_means import class_means, nearest_mean
+from gracecl.methods.replay import Replay
 from gracecl.nets.heads import CosineHead
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
@@ -42,34 +39,18 @@ COSINE_EPSILON = 1e-6
 
 @methods.register("pcr")
 @dataclass(eq=False, repr=False)
-class PCR(Method):
+class PCR(Replay):
     """PCR: every image against the proxies of the classes in its step, each counted as often as the class occurs."""
 
-    n_recall: int = 64
-    """images drawn from memory at each step"""
     temperature: float = 0.09
     """cosines are divided by it"""
     joint_forward: bool = False
     """one forward for new and replayed images, hence one BatchNorm batch, instead of one for each"""
-    mem_iters: int = 1
-    """optimiser steps per stream batch, each with a new draw from memory"""
-    inference: Literal["linear", "ncm"] = "linear"
-    """predict by the proxies, or by the nearest class mean of the memory's features"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mem_iters < 1:
-            raise UserError(f"pcr: mem_iters must be at least 1, not {self.mem_iters}")
         if self.temperature <= 0:
             raise UserError(f"pcr: temperature must be above 0, not {self.temperature}")
-
-    @property
-    def repeats(self) -> int:  # type: ignore[override]
-        return self.mem_iters
-
-    @property
-    def rule(self) -> str:
-        return f"{self.inference}_last"
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
@@ -90,11 +71,3 @@ class PCR(Method):
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         return {"ce/proxy": proxy_contrast(out.logits, batch.y)}
-
-    def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> None:
-        if self.inference == "ncm":
-            memory = memories.replay
-            self.means = class_means(net, memory.images[: len(memory)], memory.labels[: len(memory)], progress.seen)
-
-    def rules(self, out: Taps) -> dict[str, Tensor]:
-        return super().rules(out) | ({"ncm": nearest_mean(out.features, self.means)} if self.inference == "ncm" else {})

@@ -37,7 +37,7 @@ class QuadraticPenalty(Addition):
     """λ, the strength of the pull"""
     exclude_head: bool = False
     """leave the classification heads free"""
-    every: int = 0
+    every: int = 500
     """steps between two consolidations on a stream without task marks, which is our extension; 0 is never"""
 
     boundaries: ClassVar[Boundaries] = "used"
@@ -111,6 +111,10 @@ class LooksBack(QuadraticPenalty):
         memories[self.name].add(rng, new.x, new.labels, new.progress.task)
         super().observe(memories, new, rng)
 
+    def normalised(self, images: Tensor) -> Tensor:
+        """Stored bytes as the net sees them; what is normalised already stays."""
+        return self.net.pixels.normalise(images) if images.dtype == torch.uint8 else images
+
     def average(self, x: Tensor, score: Callable[..., Tensor], of_each: Callable[[Tensor], Tensor], *given: Tensor) -> Tensor:
         """`[P]`: the mean over images of `of_each` of the gradient of `score(logits, *given)`, a few images at a time."""
         weights = trainable(self.net)
@@ -118,7 +122,9 @@ class LooksBack(QuadraticPenalty):
         at_once = max(1, FLOATS_AT_ONCE // sum(value.numel() for value in weights.values()))
         for start in range(0, len(x), at_once):
             some = slice(start, start + at_once)
-            found = gradients_of_each(self.net, weights, score, x[some].unsqueeze(1), *(value[some] for value in given))
+            found = gradients_of_each(
+                self.net, weights, score, self.normalised(x[some]).unsqueeze(1), *(value[some] for value in given)
+            )
             for name, value in found.items():
                 sums[name] += of_each(value).sum(dim=0)
         name_of = {id(parameter): name for name, parameter in self.net.named_parameters()}

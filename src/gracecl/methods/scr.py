@@ -34,7 +34,8 @@ from gracecl.core import Batch, Incoming, Ints, LossTable, Progress, Rows, Taps
 from gracecl.errors import UserError
 from gracecl.losses import classes_among, cross_entropy, supervised_contrast
 from gracecl.memory import Memories
-from gracecl.method import Boundaries, Method
+from gracecl.method import Boundaries
+from gracecl.methods.replay import Replay
 from gracecl.nets.class_means import class_means, nearest_mean
 from gracecl.nets.tapped import StackedLinear, TappedNet
 from gracecl.registry import methods
@@ -45,19 +46,15 @@ REVIEW_SCALE = 0.1
 
 @methods.register("scr")
 @dataclass(eq=False, repr=False)
-class SCR(Method):
+class SCR(Replay):
     """SCR: supervised contrast over two views of new and replayed images; predictions by the nearest class mean."""
 
-    n_recall: int = 64
-    """images drawn from memory at each step"""
     temperature: float = 0.1
     """of the contrast"""
     projector: Literal["mlp", "linear", "none"] = "mlp"
     """what makes vectors to contrast of features: a hidden layer of their width and a linear one, the latter alone, or nothing"""
     joint_forward: bool = False
     """one forward for both views, hence one BatchNorm batch, instead of one for each"""
-    mem_iters: int = 1
-    """optimiser steps per stream batch, each with a new draw from memory"""
     review: bool = False
     """at the end of each task, one pass over memory with gradients divided by 10"""
     train_head: bool = False
@@ -70,8 +67,6 @@ class SCR(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mem_iters < 1:
-            raise UserError(f"scr: mem_iters must be at least 1, not {self.mem_iters}")
         if self.temperature <= 0:
             raise UserError(f"scr: temperature must be above 0, not {self.temperature}")
         if self.inference == "linear" and not self.train_head:
@@ -80,14 +75,6 @@ class SCR(Method):
     @property
     def boundaries(self) -> Boundaries:  # type: ignore[override]
         return "used" if self.review or self.without_images == "last_mean" else "unused"
-
-    @property
-    def repeats(self) -> int:  # type: ignore[override]
-        return self.mem_iters
-
-    @property
-    def rule(self) -> str:
-        return f"{self.inference}_last"
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
@@ -158,7 +145,7 @@ class SCR(Method):
 
     def rules(self, out: Taps) -> dict[str, Tensor]:
         nearest = nearest_mean(out.features, self.means).masked_fill(~self.predictable, -torch.inf)
-        return {"ncm": nearest} | (super().rules(out) if self.train_head else {})
+        return {"ncm": nearest} | ({"linear": out.logits} if self.train_head else {})
 
     def state_dict(self) -> dict[str, Any]:
         return {"last_means": self.last_means, "ever_held": self.ever_held} if self.without_images == "last_mean" else {}

@@ -1,0 +1,59 @@
+"""What methods that replay images have in common, whatever they do with them: how many, how often, and how they predict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gracecl.core import Progress, Taps
+from gracecl.errors import UserError
+from gracecl.losses import classes_among
+from gracecl.memory import Memories
+from gracecl.method import Method
+from gracecl.nets.class_means import class_means, nearest_mean
+from gracecl.nets.tapped import TappedNet
+
+
+@dataclass(eq=False, repr=False)
+class Replay(Method):
+    """A method that draws images from memory at each step."""
+
+    n_recall: int = 64
+    """images drawn from memory at each step"""
+    mem_iters: int = 1
+    """optimiser steps on each batch of the stream, each with images drawn anew; the batch is stored once"""
+    inference: Literal["linear", "ncm"] = "linear"
+    """predict by the head, or by the nearest class mean of the memory's features"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mem_iters < 1 or self.n_recall < 0:
+            raise UserError(
+                f"{self.name}: mem_iters must be at least 1 and n_recall at least 0, not {self.mem_iters} and {self.n_recall}"
+            )
+
+    @property
+    def repeats(self) -> int:  # type: ignore[override]
+        return self.mem_iters
+
+    @property
+    def rule(self) -> str:
+        return f"{self.inference}_last"
+
+    def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> None:
+        if self.inference == "ncm":
+            memory = memories.replay
+            labels = memory.labels[: len(memory)]
+            self.means = class_means(net, memory.images[: len(memory)], labels, progress.seen)
+            held = classes_among(torch.from_numpy(labels), net.classes).to(self.means.device)
+            self.predictable = held if len(labels) else torch.ones_like(held)
+
+    def rules(self, out: Taps) -> dict[str, Tensor]:
+        """By class means, a class that memory holds no image of is never predicted."""
+        if self.inference == "linear":
+            return super().rules(out)
+        nearest = nearest_mean(out.features, self.means).masked_fill(~self.predictable, -torch.inf)
+        return super().rules(out) | {"ncm": nearest}

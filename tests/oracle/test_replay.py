@@ -1,0 +1,47 @@
+"""What all methods that replay share."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gracecl.errors import UserError
+from gracecl.evaluate import evaluate
+from gracecl.spec import parse_method
+from gracecl.testing import feed, toy_engine, toy_stream
+
+REPLAYING = ["er", "mir", "gss", "aser", "er_ace", "er_aml", "pcr", "scr"]
+
+
+@pytest.mark.parametrize("name", REPLAYING)
+def test_repeats_and_bad_numbers(name: str) -> None:
+    assert parse_method(f"{name}(mem_iters=3)").repeats == 3
+    for text in (f"{name}(mem_iters=0)", f"{name}(n_recall=-1)"):
+        with pytest.raises(UserError, match=f"{name}: mem_iters must be at least 1 and n_recall at least 0"):
+            parse_method(text)
+
+
+@pytest.mark.parametrize("name", ["er", "mir", "er_ace", "er_aml", "pcr"])
+def test_the_nearest_class_mean_of_the_memory_predicts_where_asked_to(name: str) -> None:
+    engine, stream = toy_engine(f"{name}(inference='ncm')", memory=30), toy_stream()
+    feed(engine, stream)
+    data, memory, net = stream.data, engine.memories.replay, engine.net
+    result = evaluate(engine, data.test_x, data.test_y, np.zeros(len(data.test_y), np.int64))
+    net.eval()
+    with torch.no_grad():
+        kept = net(net.pixels.normalise(memory.images[: len(memory)])).features[-1]
+        asked = net(net.pixels.normalise(data.test_x)).features[-1]
+    net.train()
+    means = {}
+    for label in set(memory.labels[: len(memory)].tolist()):
+        vectors = [row / row.norm() for row, of in zip(kept, memory.labels, strict=False) if of == label]
+        mean = torch.stack(vectors).mean(dim=0)
+        means[label] = mean / mean.norm()
+    assert set(means) == set(range(6)), "the toy memory holds every class"
+    right = 0
+    for row, label in zip(asked, data.test_y.tolist(), strict=True):
+        nearest = min(means, key=lambda of: (row / row.norm() - means[of]).norm().item())
+        right += nearest == label
+    assert engine.method.rule == "ncm_last"
+    assert result.accuracy["ncm_last"] == [pytest.approx(100 * right / len(data.test_y))]
