@@ -28,7 +28,7 @@ def build(capacity: int | None = None) -> tuple[SmallNet, Engine, Incoming]:
     memory = engine.memories.replay
     memory.notes[SCORE] = torch.zeros(memory.capacity, dtype=torch.float64)
     memory.notes[SCORE][: len(memory)] = torch.from_numpy(GOLDEN["mem_score"])
-    new = Incoming(small.images(GOLDEN["x"]), GOLDEN["y"], np.arange(STREAM), Progress(1, seen=(0, 1, 2, 3)))
+    new = Incoming(small.images(GOLDEN["x"]), GOLDEN["y"], np.arange(STREAM), Progress(1, seen=tuple(range(len(GOLDEN["b2"])))))
     return small, engine, new
 
 

@@ -133,3 +133,20 @@ def test_bad_options_are_refused() -> None:
     for options in ("iterations=0", "operations=-1", "magnitude=31"):
         with pytest.raises(UserError, match="rar: "):
             parse_method(f"rar({options})")
+
+
+def test_weights_of_memory_and_stream() -> None:
+    plain, weighted = (
+        toy_engine(f"rar({options})") for options in ("iterations=1", "iterations=1, memory_weight=3.0, stream_weight=0.5")
+    )
+    stream = toy_stream()
+    for engine in (plain, weighted):
+        feed(engine, stream, until=1)
+    weighted.load_state_dict(plain.state_dict())
+    [one], [two] = (feed(engine, stream, until=2) for engine in (plain, weighted))
+    assert one is not None
+    assert two is not None
+    torch.testing.assert_close(two.table["ce/replay"], 3 * one.table["ce/replay"])
+    torch.testing.assert_close(two.table["ce/new"], 0.5 * one.table["ce/new"])
+    with pytest.raises(UserError, match="no row ce/replay to weigh"):
+        feed(toy_engine("rar(er(), memory_weight=2.0)"), stream, until=1)

@@ -207,7 +207,7 @@ def test_code_is_refused_and_not_run(text: str, tmp_path: Path) -> None:
         ("xyzzy", "unknown method 'xyzzy' "),
         ("er(n_recal=3)", "er has no option 'n_recal'; did you mean 'n_recall'"),
         ("grace(er(), entropymode='cpr')", "did you mean 'entropy_mode'"),
-        ("er(64, 1, 'linear', 'concat', 5)", "at most 4 arguments"),
+        ("er(64, 'concat', 1, 'linear', 5)", "at most 4 arguments"),
         ("er(n_recall='many')", "n_recall must be a whole number, not 'many'"),
         ("er(n_recall=2.5)", "whole number"),
         ("er(n_recall=True)", "whole number"),

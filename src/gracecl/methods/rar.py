@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gracecl.augment import View
+from gracecl.core import Batch, LossTable, Taps
 from gracecl.errors import UserError
 from gracecl.method import Method, Wrapper
 from gracecl.rand_augment import RandAugment
@@ -47,6 +48,10 @@ class RAR(Wrapper):
     """Q, their strength from 0 to 30"""
     pixel_ranges: Literal["scaled", "absolute"] = "scaled"
     """whether RandAugment's shifts and cut-outs go with the image's size or are pixels, as for images of 224"""
+    memory_weight: float = 1.0
+    """w_m, of the cross-entropy on images from memory; like w_s it needs an inner method that keeps the two means apart"""
+    stream_weight: float = 1.0
+    """w_s, of the cross-entropy on the stream's images"""
     joint: bool = True
     """one forward over all blocks, as the paper's program does; False leaves that to the inner method"""
 
@@ -66,3 +71,12 @@ class RAR(Wrapper):
 
     def forwards(self, blocks: list[str]) -> list[list[str]]:
         return [blocks] if self.joint else super().forwards(blocks)
+
+    def losses(self, out: Taps, batch: Batch) -> LossTable:
+        table = super().losses(out, batch)
+        for row, weight in (("ce/new", self.stream_weight), ("ce/replay", self.memory_weight)):
+            if weight != 1 and row in table:
+                table[row] = weight * table[row]
+            elif weight != 1 and "ce/new" not in table:
+                raise UserError(f"rar: {self.inner!r} has no row {row} to weigh (its rows: {', '.join(table)})")
+        return table

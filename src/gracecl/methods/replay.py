@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -23,9 +23,9 @@ class Replay(Method):
 
     n_recall: int = 64
     """images drawn from memory at each step"""
-    mem_iters: int = 1
+    mem_iters: int = field(default=1, kw_only=True)
     """optimiser steps on each batch of the stream, each with images drawn anew; the batch is stored once"""
-    inference: Literal["linear", "ncm"] = "linear"
+    inference: Literal["linear", "ncm"] = field(default="linear", kw_only=True)
     """predict by the head, or by the nearest class mean of the memory's features"""
 
     def __post_init__(self) -> None:
