@@ -1,6 +1,8 @@
 """Avalanche's own Replay strategy with and without feedback, on the digits in five experiences of two classes."""
 
 import torch
+
+# "operator torchvision::nms does not exist" means that torch and torchvision are of different builds: install matching ones.
 from avalanche.benchmarks import nc_benchmark
 from avalanche.training import Replay
 from sklearn.datasets import load_digits

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -240,19 +239,6 @@ def test_a_torchvision_that_breaks_others_is_told(tmp_path: Path, monkeypatch: p
 
 
 # Examples.
-
-
-def test_own_backbone_example() -> None:
-    done = subprocess.run([sys.executable, EXAMPLES / "own_backbone.py"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "tapped at 0 1 2 with logits 3 4 10" in done.stdout
-    assert "of the test digits" in done.stdout
-
-
-def test_timm_example(capsys: pytest.CaptureFixture[str]) -> None:
-    package("timm")
-    runpy.run_path(str(EXAMPLES / "timm_model.py"), run_name="__main__")
-    assert "tapped at blocks.1 blocks.2 blocks.3 blocks.4" in capsys.readouterr().out
 
 
 def test_timm_example_without_timm(monkeypatch: pytest.MonkeyPatch) -> None:

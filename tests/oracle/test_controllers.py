@@ -136,7 +136,7 @@ def test_balance_makes_the_entropy_gradient_a_fixed_share_of_the_cross_entropy_g
     assert flat.tolist() == [0.5] * 4, "the entropy of a flat head has no gradient"
 
 
-@pytest.mark.parametrize("target", [0.2, 0.4, 0.8])
+@pytest.mark.parametrize("target", [0.2, 0.8])
 def test_pi_drives_every_layer_to_the_target(target: float) -> None:
     """Four heads that start far apart and whose cross-entropy pulls them to certainty."""
     logits = some_logits().detach().clone().requires_grad_()
