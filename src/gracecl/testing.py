@@ -121,11 +121,11 @@ def rows_are_per_layer_and_finite(method: str) -> None:
                 assert value.isfinite().all(), f"the row '{row}' of {method} became {value.tolist()}"
 
 
-def resumes_exactly(method: str, net: str = TOY_NET, stops: Iterable[int] | None = None) -> None:
+def resumes_exactly(method: str, net: str = TOY_NET, stops: Iterable[int] | None = None, until: int | None = None) -> None:
     """Saved and loaded at any step (in a task, at its end, before the first), it goes on to the same bits."""
     stream = parse_method(method).stream(toy_stream())
     whole = toy_engine(method, net=net)
-    outcomes = feed(whole, stream)
+    outcomes = feed(whole, stream, until)
     with tempfile.TemporaryDirectory() as folder:
         for at in stops or {0, 1, len(stream) // 3, len(stream) // 2, len(stream) - 1}:
             first = toy_engine(method, net=net)
@@ -133,7 +133,7 @@ def resumes_exactly(method: str, net: str = TOY_NET, stops: Iterable[int] | None
             checkpoint.save(Path(folder) / "state", first.state_dict())
             second = toy_engine(method, net=net)
             second.load_state_dict(checkpoint.load(Path(folder) / "state"))
-            for step, outcome in enumerate(feed(second, stream), start=at):
+            for step, outcome in enumerate(feed(second, stream, until), start=at):
                 expected = outcomes[step]
                 if expected is None or outcome is None:
                     assert expected is outcome, f"{method} resumed at step {at} decided differently on step {step}"

@@ -19,7 +19,10 @@ from gracecl.streams.iid import offline, shuffled
 from gracecl.testing import METHOD_LAWS, check_backbone, check_memory, check_stream, resumes_exactly, toy_stream
 
 METHODS = [name for name in methods.names() if name != "grace"]
-EXPRESSIONS = [*(f"{name}()" for name in METHODS), *(f"grace({name}())" for name in METHODS), "er(reduction='sum_of_means')"]
+SHORTER = {"rar": "iterations=2", "gdumb": "epochs=6", "adversarial_replay": "attack_steps=1"}
+"""what makes a method's laws take less time and changes nothing else"""
+ALONE = [f"{name}({SHORTER.get(name, '')})" for name in METHODS]
+EXPRESSIONS = [*ALONE, *(f"grace({method})" for method in ALONE), "er(reduction='sum_of_means')"]
 SUMS = ["er() + ewc() + cpr()", "grace(er() + ewc())", "grace(sgd(classes='current') + lwf())", "grace(derpp() + si())"]
 NETS = ["resnet18(width=2)", "vit(patch=4, dim=8, depth=4, heads=2)", "own_cnn"]
 READINGS = [f"grace(mose(), {option})" for option in (
@@ -54,8 +57,8 @@ def test_sum(expression: str, law: str) -> None:
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_resumes_exactly_on_every_kind_of_net(expression: str, net: str) -> None:
-    """In the middle of the second task; the first law above stops at every kind of moment."""
-    resumes_exactly(expression, net, stops=[9])
+    """In the middle of the second task; the first law above stops at every kind of moment, on the toy net."""
+    resumes_exactly(expression, net, stops=[9], until=13)
 
 
 @pytest.mark.parametrize("law", ["losses_are_pure", "rows_are_per_layer_and_finite", "resumes_exactly", "expression_comes_back"])
