@@ -60,7 +60,7 @@ def rows(quick: bool) -> Iterator[Row]:
 
 def against_bare_loop(method: str, quick: bool) -> Row:
     """A step of the stream, or of its fit for a method that has no other, against the same passes and optimiser steps alone."""
-    width, shape, memory, repeats = (2, (3, 8, 8), 40, 1) if quick else (20, CIFAR, 200, 15)
+    width, shape, memory, repeats = (2, (3, 8, 8), 40, 1) if quick else (20, CIFAR, 200, 9)
     learner = Learner(method, width, shape, memory)
     engine = learner.engine
     outcomes = [learner.step() for _ in range(1 if quick else COUNTED_STEPS)]

@@ -86,8 +86,16 @@ def gradients_of_groups(net: TappedNet, x: Tensor, y: Tensor, scope: Literal["al
     trained = trainable(net)
     if scope == "heads":
         trained = {name: value for name, value in trained.items() if name.startswith("classifier.")}
-    found = gradients_of_each(net, trained, lambda logits, labels: cross_entropy(logits, labels).sum(), x, y)
-    return torch.cat([value.flatten(1) for value in found.values()], dim=1)
+    if x.shape[1] > 1:  # a plain pass for each group takes two thirds of the time of one for all groups at once
+        found = [gradient(net, images, labels) for images, labels in zip(x, y, strict=True)]
+        vectors = [[each.get(name, zero).flatten() for name, zero in zeros(trained).items()] for each in found]
+        return torch.stack([torch.cat(vector) for vector in vectors])
+    every = gradients_of_each(net, trained, lambda logits, labels: cross_entropy(logits, labels).sum(), x, y)
+    return torch.cat([value.flatten(1) for value in every.values()], dim=1)
+
+
+def zeros(weights: Weights) -> Weights:
+    return {name: torch.zeros_like(value) for name, value in weights.items()}
 
 
 def trainable(net: TappedNet) -> Weights:
