@@ -77,7 +77,7 @@ METHOD_MISTAKES = {
     "grace(er, beta='x')": "beta must be a number, not 'x'",
     "grace(3)": "wraps a method",
     "er + 3": "only methods can be added",
-    "er + er": "ce/all",
+    "er + er": "can only stand on the left of a sum",
     "grace(er(": "cannot read the expression 'grace(er('",
     "er)": "cannot read the expression 'er)'",
     "er er": "cannot read the expression",
