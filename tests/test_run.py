@@ -613,3 +613,11 @@ def test_a_loss_that_is_not_finite_is_named_with_its_row_and_step_and_the_record
     assert "smaller learning rate" in said.sentence
     assert not (folder / "summary.json").exists()
     assert gracecl(*command).sentence == said.sentence, "the same command fails in the same way"
+
+
+def test_images_kept_beyond_the_memory_are_in_the_configuration(tmp_path: Path) -> None:
+    """EWC looks at a sample of its task once more; the budget of the memory does not cover it."""
+    said = gracecl("run", "er() + ewc(n_fisher=7)", "er", "--steps", "2", *SMALL, "--out", tmp_path)
+    assert said.code == 0, said.err
+    configs = [json.loads(file.read_text(encoding="utf-8")) for file in tmp_path.rglob("config.json")]
+    assert {config["method"]: config["images_beyond_memory"] for config in configs} == {"er() + ewc(n_fisher=7)": 7, "er()": 0}

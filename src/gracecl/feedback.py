@@ -79,7 +79,7 @@ class Feedback:
             raise UserError(f"observe_past needs images and as many labels, at least one, not {len(x)} and {len(labels)}")
         right = torch.zeros(self.layers)
         device = next((weight.device for weight in net.parameters()), x.device)
-        with scoring(net):
+        with evaluating(net):
             for start in range(0, len(labels), batch):
                 out = net(x[start : start + batch].to(device))
                 logits = out.logits if isinstance(out, Taps) else out
@@ -134,7 +134,7 @@ class Feedback:
 
 
 @contextmanager
-def scoring(net: nn.Module) -> Iterator[None]:
+def evaluating(net: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; every part of the net is afterwards in the mode it was in."""
     modes = [(module, module.training) for module in net.modules()]
     net.eval()

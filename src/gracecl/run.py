@@ -257,6 +257,7 @@ def _write_config(work: Work, trainer: Trainer) -> None:
         "layers": engine.net.layers,
         "parameters": sum(value.numel() for value in engine.net.parameters()),
         "rule": engine.method.rule,
+        "images_beyond_memory": engine.memories.beyond_budget,
         "commit": commit(),
         "versions": {"gracecl": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "threads": torch.get_num_threads(),

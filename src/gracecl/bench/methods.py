@@ -21,7 +21,7 @@ COUNTED_STEPS = 5
 SWEEP = 256
 """images at a time where no gradient is needed"""
 
-METHODS = (
+LEARNERS = (
     "sgd()",
     "er()",
     "agem()",
@@ -42,6 +42,10 @@ METHODS = (
     "ema(rar(er(), iterations=3, augmentation='run'))",
     "mose()",
     "grace(mose())",
+)
+"""every learner but joint(), which makes the step of sgd() on another stream"""
+METHODS = (
+    *LEARNERS,
     "er() + ewc()",
     "er() + ewc_on()",
     "er() + ewc_pp()",
@@ -50,7 +54,7 @@ METHODS = (
     "er() + cpr()",
     "sgd(classes='current') + lwf()",
 )
-"""every learner, and every addition to one; joint() makes the step of sgd() on another stream"""
+"""and every addition to one"""
 
 
 def rows(quick: bool) -> Iterator[Row]:

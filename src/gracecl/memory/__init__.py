@@ -22,7 +22,7 @@ class Memories:
         self.stores = {"replay": Memory(capacity, shape, device)}
         self._shape, self._device = shape, device
         self.beyond_budget = 0
-        """slots of scratch stores, which a run reports"""
+        """slots of scratch stores; a run notes them in its config.json"""
         self.oracle: Callable[[], tuple[Tensor, Ints]] | None = None
         """test images and labels of the tasks so far, where the run has them: for diagnosis, never for a result"""
 

@@ -11,7 +11,7 @@ from gracecl.metrics import Paired, Summary, paired, summarise
 from gracecl.report.runs import Run, measure
 
 VARIES_WITH_THE_SEED = ("seed", "stream_hash", "commit", "threads", "snapshots")
-FOLLOWS = ("layers", "parameters", "rule")
+FOLLOWS = ("layers", "parameters", "rule", "images_beyond_memory")
 """what a run's settings lead to; to name the settings is enough"""
 SETTING = ("stream", "net", "memory")
 """what a fair comparison holds fixed; named in the label of every group when it is not"""

@@ -11,31 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from gracecl.bench.methods import LEARNERS
 from gracecl.run import RunConfig
 
-METHODS = (
-    "sgd()",
-    "joint()",
-    "er()",
-    "agem()",
-    "mir()",
-    "gss()",
-    "aser()",
-    "er_ace()",
-    "er_aml()",
-    "gdumb(epochs=64)",
-    "scr()",
-    "pcr()",
-    "rar()",
-    "adversarial_replay()",
-    "der()",
-    "derpp()",
-    "lode()",
-    "ema(derpp())",
-    "ema(rar(er(), iterations=3, augmentation='run'))",
-    "mose()",
-    "grace(mose())",
-)
+SHORTENED = {"gdumb()": "gdumb(epochs=64)"}
+METHODS = ("joint()", *(SHORTENED.get(method, method) for method in LEARNERS))
 QUICK_METHODS = ("sgd()", "er()")
 
 
