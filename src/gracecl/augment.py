@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from gracecl.core import Ints
 from gracecl.errors import UserError
 from gracecl.registry import nearest
 
@@ -215,6 +216,32 @@ def shift_hue(rgb: Tensor, turn: Tensor) -> Tensor:
     offset = torch.tensor([5.0, 3.0, 1.0], device=rgb.device, dtype=rgb.dtype).view(1, 3, 1, 1)
     k = (offset + 6 * hue[:, None]) % 6
     return value[:, None] - chroma[:, None] * torch.minimum(k, 4 - k).clamp(0, 1)
+
+
+def mix(x: Tensor, first: Ints, second: Ints, share: Floats) -> Tensor:
+    """Mixup of pairs of images, given by their rows in x: `share` of the first and the rest of the second."""
+    one, other = (x[torch.from_numpy(rows).to(x.device)] for rows in (first, second))
+    return torch.lerp(other, one, torch.from_numpy(share).to(x).view(-1, *[1] * (x.ndim - 1)))
+
+
+def unlike_pairs(labels: Ints, times: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """Rows of images with different labels, to be mixed: each image with that of a random permutation, so many times."""
+    first = np.tile(np.arange(len(labels)), times)
+    second = np.concatenate([first[:0], *(rng.permutation(len(labels)) for _ in range(times))])
+    unlike = labels[first] != labels[second]
+    return first[unlike], second[unlike]
+
+
+def central_shares(n: int, concentration: float, rng: np.random.Generator, low: float = 0.4, high: float = 0.6) -> Floats:
+    """Shares of mixes that are drawn from Beta(concentration, concentration); 0.5 where that leaves [low, high]."""
+    share = rng.beta(concentration, concentration, n)
+    return np.where((share < low) | (share > high), 0.5, share)
+
+
+def pair_number(a: Ints, b: Ints, n: int) -> Ints:
+    """The place of the unordered pair {a, b} among those of 0, …, n - 1, in the order (0, 1), (0, 2), …, (1, 2), …"""
+    low, high = np.minimum(a, b), np.maximum(a, b)
+    return low * (2 * n - low - 1) // 2 + high - low - 1
 
 
 def _replace(x: Tensor, touched: npt.NDArray[np.bool_], change: Callable[[Tensor], Tensor]) -> Tensor:

@@ -130,6 +130,8 @@ class Rows:
 
 MEMORY_SOURCE = 1 << 40
 """added to a memory slot where it stands beside stream sources, so that the two never collide"""
+MADE_SOURCE = -1
+"""stands where an image was made of others and came from nowhere"""
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,17 @@ class Batch:
 
     def rows(self, block: str) -> slice:
         return self.blocks[block].rows
+
+    def append(self, block: str, x: Tensor, labels: Ints) -> None:
+        """A further block of images, for `prepare`: made of the step's own, with labels that may lie beyond the classes.
+
+        `supervised` leaves them out, as nobody but the method that made them knows what they are.
+        """
+        self.blocks[block] = Block(len(self), len(labels), 1, 0, ())
+        self.x = torch.cat([self.x, x])
+        self.labels = np.concatenate([self.labels, labels])
+        self.sources = np.concatenate([self.sources, np.full(len(labels), MADE_SOURCE)])
+        self.y = torch.from_numpy(self.labels).to(self.x.device, non_blocking=True)
 
     @cached_property
     def stream_rows(self) -> Tensor:

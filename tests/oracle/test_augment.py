@@ -364,3 +364,44 @@ def test_the_named_views_are_the_specified_ones() -> None:
 def test_an_unknown_augmentation_suggests_the_nearest() -> None:
     with pytest.raises(UserError, match="did you mean 'simclr'"):
         augment.augmentation("simcler")
+
+
+# Mixes.
+
+
+def test_mix_is_a_share_of_each_image() -> None:
+    x = images(5)
+    first, second, share = np.array([0, 4, 2]), np.array([1, 4, 0]), np.array([0.25, 0.7, 1.0])
+    mixed = augment.mix(x, first, second, share)
+    for row, (i, j, own) in enumerate(zip(first, second, share, strict=True)):
+        torch.testing.assert_close(mixed[row], float(own) * x[i] + (1 - float(own)) * x[j])
+    assert torch.equal(mixed[2], x[2])
+    assert augment.mix(x, first[:0], second[:0], share[:0]).shape == (0, *x.shape[1:])
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 2, 1, 0], [3, 3, 3], [5], []])
+def test_unlike_pairs_are_those_of_permutations(labels: list[int]) -> None:
+    y, generator = np.array(labels, np.int64), np.random.default_rng(3)
+    expected = []
+    for _ in range(4):
+        order = generator.permutation(len(labels))
+        expected += [(i, int(order[i])) for i in range(len(labels)) if labels[i] != labels[order[i]]]
+    first, second = augment.unlike_pairs(y, 4, np.random.default_rng(3))
+    assert list(zip(first.tolist(), second.tolist(), strict=True)) == expected
+    assert bool(expected) == (len(set(labels)) > 1)
+
+
+def test_central_shares_are_half_where_a_draw_lies_outside() -> None:
+    share, drawn = augment.central_shares(2000, 20, np.random.default_rng(1)), np.random.default_rng(1).beta(20, 20, 2000)
+    inside = (drawn >= 0.4) & (drawn <= 0.6)
+    assert 0.1 < 1 - inside.mean() < 0.3
+    assert np.array_equal(share[inside], drawn[inside])
+    assert (share[~inside] == 0.5).all()
+
+
+@pytest.mark.parametrize("n", [2, 3, 7, 20])
+def test_pair_number_counts_unordered_pairs(n: int) -> None:
+    pairs = [(a, b) for a in range(n) for b in range(a + 1, n)]
+    a, b = np.array(pairs).T
+    assert augment.pair_number(a, b, n).tolist() == list(range(n * (n - 1) // 2))
+    assert np.array_equal(augment.pair_number(b, a, n), augment.pair_number(a, b, n))
