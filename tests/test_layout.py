@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from gracecl import Learner, checkpoint
 from gracecl.bench.scene import Scene
 from gracecl.engine import Engine
 from gracecl.errors import UserError
+from gracecl.recipe import layout_of
+from gracecl.run import RunConfig, Work
 
 
 def is_channels_last(engine: Engine) -> bool:
@@ -20,16 +23,45 @@ def is_channels_last(engine: Engine) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("width", "layout", "expected"),
-    [(16, "auto", True), (15, "auto", False), (16, "contiguous", False), (16, "channels_last", True)],
+    ("cpu", "width", "layout", "expected"),
+    [
+        ("AVX512", 16, "auto", True),
+        ("AVX512", 15, "auto", False),
+        ("AVX2", 8, "auto", True),
+        ("AVX2", 7, "auto", False),
+        ("DEFAULT", 15, "auto", False),
+        ("AVX2", 16, "contiguous", False),
+        ("AVX2", 8, "channels_last", True),
+    ],
 )
-def test_which_layout(width: int, layout: str, expected: bool) -> None:
-    assert is_channels_last(Scene("er", f"resnet18(width={width})", memory=10, layout=layout, device="cpu").engine) is expected
+def test_which_layout(cpu: str, width: int, layout: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Channels-last from as many channels on as the CPU's vectors have floats."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: cpu)
+    engine = Scene("er", f"resnet18(width={width})", memory=10, layout=layout, device="cpu").engine
+    assert is_channels_last(engine) is expected
+    assert layout_of(engine.net) == ("channels_last" if expected else "contiguous")
 
 
-def test_narrow_nets_are_refused_where_they_would_be_unsafe() -> None:
-    with pytest.raises(UserError, match="fewer than 16 channels; use a wider net or --layout auto"):
-        Scene("er", "resnet18(width=8)", memory=10, layout="channels_last", device="cpu")
+@pytest.mark.parametrize(("cpu", "fewest"), [("AVX512", 16), ("AVX2", 8)])
+def test_narrow_nets_are_refused_where_they_would_be_unsafe(cpu: str, fewest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: cpu)
+    with pytest.raises(UserError, match=f"fewer than {fewest} channels; use a wider net or --layout auto"):
+        Scene("er", "resnet18(width=7)", memory=10, layout="channels_last", device="cpu")
+
+
+def test_a_run_keeps_the_layout_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On another CPU `auto` would mean another one, and the run would not go on to the same bits."""
+    config = RunConfig(method="er", net="resnet18(width=8)", memory=10, stream="split-digits(size=8)", steps=3, device="cpu")
+    work = Work.new(config, tmp_path)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    work.carry_out()
+    assert json.loads((work.folder / "config.json").read_text())["layout_used"] == "channels_last"
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    assert work.in_its_layout().layout == "channels_last"
+    assert work.config.layout == "auto"
+    (work.folder / "summary.json").unlink()
+    with pytest.raises(UserError, match="unsafe on this CPU with fewer than 16 channels"):
+        work.carry_out()
 
 
 def test_nets_without_convolutions_take_any() -> None:

@@ -26,7 +26,7 @@ from torch import nn
 from gracecl import __version__, checkpoint, registry, report, spec, streams
 from gracecl.engine import Engine
 from gracecl.errors import UserError
-from gracecl.recipe import Recipe, device_of
+from gracecl.recipe import Recipe, device_of, layout_of
 from gracecl.record import Recorder
 from gracecl.streams import Stream
 from gracecl.trainer import Trainer
@@ -112,8 +112,18 @@ class Work:
     @property
     def threads(self) -> int | None:
         """The number that the run was begun with and keeps; None before that."""
+        number = self._begun_with("threads")
+        return number if isinstance(number, int) else None
+
+    def in_its_layout(self) -> RunConfig:
+        """The configuration with the layout that the run was begun with and keeps, whatever this CPU would take by itself."""
+        layout = self._begun_with("layout_used")
+        return replace(self.config, layout=layout) if layout in ("contiguous", "channels_last") else self.config
+
+    def _begun_with(self, name: str) -> Any:
+        """What config.json says that a run became; None before it was begun."""
         try:
-            return int(json.loads((self.folder / "config.json").read_bytes())["threads"])
+            return json.loads((self.folder / "config.json").read_bytes())[name]
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -171,7 +181,7 @@ def _train(work: Work, watch: Watch, threads: int | None) -> None:
         raise UserError(f"{saved} is not the checkpoint of a run; delete it to start this run anew")
     at = state["trainer"]["engine"]["progress"]["step"] if state else 0
     evaluating = state is not None and "fit" in state["trainer"]["engine"]
-    trainer = build(config, folder / "metrics.jsonl", work.data_root, keep_until=at, evaluating=evaluating)
+    trainer = build(work.in_its_layout(), folder / "metrics.jsonl", work.data_root, keep_until=at, evaluating=evaluating)
     begun_with = state.get("threads") if state else work.threads
     with closing(trainer.recorder), with_threads(begun_with or threads or torch.get_num_threads()):
         if state is not None:
@@ -261,6 +271,7 @@ def _write_config(work: Work, trainer: Trainer) -> None:
         "commit": commit(),
         "versions": {"gracecl": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "threads": torch.get_num_threads(),
+        "layout_used": layout_of(engine.net),
     }
     if work.data_root is not None:
         (work.folder / "data_root").write_text(str(Path(work.data_root).resolve()), encoding="utf-8")
