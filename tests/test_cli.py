@@ -70,7 +70,7 @@ METHOD_MISTAKES = {
     "er(n_recall='many')": "n_recall must be a whole number, not 'many'",
     "er(n_recall=1.5)": "n_recall must be a whole number, not 1.5",
     "er(reduction='sums')": "one of concat, sum_of_means",
-    "er(1, 'concat', 1, 'linear', 3)": "at most 4 arguments",
+    "er(1, 'concat', 1, 'linear', 3, 5)": "at most 5 arguments",
     "er(1, n_recall=2)": "n_recall",
     "er(**options)": "'**'",
     "er(n_recall=some)": "some",

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from gracecl.core import Incoming, Rows
 from gracecl.errors import UserError
 from gracecl.evaluate import evaluate
+from gracecl.memory import Memories
 from gracecl.spec import parse_method
 from gracecl.testing import feed, toy_engine, toy_stream
 
@@ -45,3 +47,23 @@ def test_the_nearest_class_mean_of_the_memory_predicts_where_asked_to(name: str)
         right += nearest == label
     assert engine.method.rule == "ncm_last"
     assert result.accuracy["ncm_last"] == [pytest.approx(100 * right / len(data.test_y))]
+
+
+@pytest.mark.parametrize("name", REPLAYING)
+def test_few_classes_met_are_replayed_a_few_images_each(name: str) -> None:
+    engine, stream = toy_engine(f"{name}(n_recall=9, recall_per_class=2)", memory=30), toy_stream()
+    plan, drawn = engine.method.plan, []
+
+    def watched(new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+        held, blocks = len(memories.replay), plan(new, memories, rng)
+        replayed = max((len(rows.slots) for block, rows in blocks.items() if block != "pairs"), default=0)
+        if held > 9:
+            drawn.append((replayed, min(9, 2 * len(new.progress.seen))))
+        return blocks
+
+    engine.method.plan = watched  # type: ignore[method-assign]
+    feed(engine, stream)
+    assert {wanted for _, wanted in drawn} == {4, 8, 9}
+    assert all(replayed == wanted for replayed, wanted in drawn)
+    with pytest.raises(UserError, match=f"{name}: recall_per_class must be at least 1"):
+        parse_method(f"{name}(recall_per_class=0)")

@@ -73,14 +73,15 @@ class ASER(ER):
             return super().recall(new, memories, rng)
         n_c = int(self.sample_size(len(new.progress.seen)))
         candidates, helped = balanced_draws(memory.labels[: len(memory)], n_c, rng, times=2)
-        if len(candidates) <= self.n_recall:
+        wanted = self.recalled(new)
+        if len(candidates) <= wanted:
             return candidates
         features = features_of(self.net, torch.cat([memory[candidates], memory[helped], new.x]))
         labels = torch.from_numpy(np.concatenate([memory.labels[candidates], memory.labels[helped], new.labels])).to(new.x.device)
         n = len(candidates)
         values = shapley_values(features[n:], labels[n:], features[:n], labels[:n], self.neighbours)
         scores = adversarial_values(values[: len(helped)], values[len(helped) :], self.retrieval)
-        chosen: Ints = scores.topk(self.n_recall).indices.cpu().numpy()
+        chosen: Ints = scores.topk(wanted).indices.cpu().numpy()
         return candidates[chosen]
 
     def sample_size(self, classes: int, capacity: int | None = None) -> float:

@@ -42,7 +42,7 @@ class ER(Replay):
 
     def recall(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> Ints:
         """The slots to replay: here drawn uniformly."""
-        return memories.replay.draw(self.n_recall, rng)
+        return memories.replay.draw(self.recalled(new), rng)
 
     def forwards(self, blocks: list[str]) -> list[list[str]]:
         return [[block] for block in blocks]

@@ -54,7 +54,7 @@ class ERACE(Replay):
             net.classifier = CosineHead(net.classifier, COSINE_SCALE, COSINE_EPSILON)
 
     def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
-        stream, slots = np.arange(len(new)), memories.replay.draw(self.n_recall, rng)
+        stream, slots = np.arange(len(new)), memories.replay.draw(self.recalled(new), rng)
         replay = {"replay": Rows(stream[:0], slots)} if len(slots) else {}
         return {"new": Rows(stream), **replay}
 

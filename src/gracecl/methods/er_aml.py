@@ -74,7 +74,7 @@ class ERAML(Replay):
         memory, nothing = memories.replay, np.empty(0, np.int64)
         if len(memory) == 0:
             return {"first": Rows(np.arange(len(new)))}
-        slots = memory.draw(self.n_recall, rng)
+        slots = memory.draw(self.recalled(new), rng)
         anchors, partners = draw_pairs(new.labels, memory, rng)
         from_stream = partners >= memory.capacity
         blocks = {

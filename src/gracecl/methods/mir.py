@@ -63,11 +63,12 @@ class MIR(ER):
 
     def recall(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> Ints:
         """The most interfered of the candidates. Slots are needed on the host, so this waits for the device once."""
-        slots = memories.replay.draw(max(self.n_candidates, self.n_recall), rng)
+        wanted = self.recalled(new)
+        slots = memories.replay.draw(max(self.n_candidates, wanted), rng)
         self.best = None
-        if len(slots) <= self.n_recall:
+        if len(slots) <= wanted:
             return slots
-        chosen: Ints = self.interference(new, memories, slots).topk(self.n_recall).indices.cpu().numpy()
+        chosen: Ints = self.interference(new, memories, slots).topk(wanted).indices.cpu().numpy()
         return slots[chosen]
 
     def interference(self, new: Incoming, memories: Memories, slots: Ints) -> Tensor:

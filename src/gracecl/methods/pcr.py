@@ -59,7 +59,7 @@ class PCR(Replay):
     def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
         if len(memories.replay) == 0:
             return {}
-        stream, slots = np.arange(len(new)), memories.replay.draw(self.n_recall, rng)
+        stream, slots = np.arange(len(new)), memories.replay.draw(self.recalled(new), rng)
         replay = {"replay": Rows(stream[:0], slots)} if len(slots) else {}
         return {**replay, "new": Rows(stream)}
 

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gracecl.core import Progress, Taps
+from gracecl.core import Incoming, Progress, Taps
 from gracecl.errors import UserError
 from gracecl.losses import classes_among
 from gracecl.memory import Memories
@@ -27,6 +27,8 @@ class Replay(Method):
     """optimiser steps on each batch of the stream, each with images drawn anew; the batch is stored once"""
     inference: Literal["linear", "ncm"] = field(default="linear", kw_only=True)
     """predict by the head, or by the nearest class mean of the memory's features"""
+    recall_per_class: int | None = field(default=None, kw_only=True)
+    """draw at most so many images for each class met so far, which counts while these are few; None draws n_recall at once"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -34,6 +36,13 @@ class Replay(Method):
             raise UserError(
                 f"{self.name}: mem_iters must be at least 1 and n_recall at least 0, not {self.mem_iters} and {self.n_recall}"
             )
+        if self.recall_per_class is not None and self.recall_per_class < 1:
+            raise UserError(f"{self.name}: recall_per_class must be at least 1, or None for no limit, not {self.recall_per_class}")
+
+    def recalled(self, new: Incoming) -> int:
+        """How many images to draw from memory in this step."""
+        limit = self.recall_per_class
+        return self.n_recall if limit is None else min(self.n_recall, limit * len(new.progress.seen))
 
     @property
     def repeats(self) -> int:  # type: ignore[override]

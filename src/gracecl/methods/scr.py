@@ -87,7 +87,7 @@ class SCR(Replay):
     def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
         if len(memories.replay) == 0:
             return {}
-        rows = Rows(np.arange(len(new)), memories.replay.draw(self.n_recall, rng))
+        rows = Rows(np.arange(len(new)), memories.replay.draw(self.recalled(new), rng))
         return {"raw": rows, "augmented": rows}
 
     def views(self, block: str, augment: View) -> Sequence[View]:
