@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.losses import cross_entropy, entropy, frobenius_distance, supervised_contrast
+from gracecl.losses import class_blocks, cross_entropy, distillation, entropy, frobenius_distance, supervised_contrast
 
 LAYERS, IMAGES, CLASSES = 3, 8, 6
 MASK = torch.tensor([True, False, True, True, False, True])
@@ -156,6 +157,70 @@ def test_frobenius_distance_is_one_square_root_over_all_entries() -> None:
     assert gradient.norm().item() == pytest.approx(1, rel=1e-9)
 
 
+BLOCKS = [[4, 1], [0], [2, 5]]
+
+
+def distillation_by_loops(z: Tensor, teacher: Tensor, temperature: float, columns: list[int], measure: str, over: str) -> float:
+    """Mean over the images of one layer of Σ_c p_c ln(p_c / q_c), or of -Σ_c p_c ln q_c; `mean` divides by the columns."""
+    terms = []
+    for row, target in zip(z.tolist(), teacher.tolist(), strict=True):
+        q, p = (softmax([value / temperature for value in values], columns) for values in (row, target))
+        divergence = sum(p[c] * math.log(p[c] / q[c]) for c in columns)
+        own = -sum(p[c] * math.log(p[c]) for c in columns)
+        terms.append((divergence + (own if measure == "cross_entropy" else 0)) / (len(columns) if over == "mean" else 1))
+    return sum(terms) / len(terms)
+
+
+@pytest.mark.parametrize("measure", ["divergence", "cross_entropy"])
+@pytest.mark.parametrize("over_classes", ["sum", "mean"])
+@pytest.mark.parametrize("groups", [None, [[0, 2, 3, 5]], BLOCKS], ids=["all classes", "some classes", "blocks"])
+def test_distillation_is_the_loop(groups: list[list[int]] | None, over_classes: str, measure: str) -> None:
+    """One softmax over all or some of the classes, or one for each block of them, added up; gradients on those columns alone."""
+    student, teacher = noise(LAYERS, IMAGES, CLASSES, scale=2).requires_grad_(), noise(LAYERS, IMAGES, CLASSES, seed=1, scale=2)
+    options: dict[str, Any] = {"measure": measure, "over_classes": over_classes}
+    if groups is BLOCKS:
+        options["blocks"] = class_blocks(groups)
+    elif groups is not None:
+        options["classes"] = MASK
+    value = distillation(student, teacher, 2.0, **options)
+    spans = groups or [list(range(CLASSES))]
+    expected = [
+        sum(distillation_by_loops(student[i], teacher[i], 2.0, columns, measure, over_classes) for columns in spans)
+        for i in range(LAYERS)
+    ]
+    assert value.tolist() == pytest.approx(expected, rel=1e-9)
+    value.sum().backward()
+    alone = {columns[0] for columns in spans if len(columns) == 1}  # a softmax over one class is constant
+    moved = {c for columns in spans for c in columns} - alone
+    for c in range(CLASSES):
+        assert (student.grad[..., c] != 0).any() == (c in moved), c
+
+
+def test_distillation_by_blocks_is_blind_to_a_level_of_one_block() -> None:
+    """Also where blocks lie hundreds apart, as each is brought to its own highest logit."""
+    student, teacher = noise(LAYERS, IMAGES, CLASSES), noise(LAYERS, IMAGES, CLASSES, seed=1)
+    blocks = class_blocks(BLOCKS)
+    moved = student.clone()
+    moved[..., BLOCKS[0]] += 900
+    torch.testing.assert_close(distillation(moved, teacher, 1.0, blocks=blocks), distillation(student, teacher, 1.0, blocks=blocks))
+
+
+def test_one_block_is_distillation_over_its_classes() -> None:
+    student, teacher = noise(LAYERS, IMAGES, CLASSES), noise(LAYERS, IMAGES, CLASSES, seed=1)
+    by_block = distillation(student, teacher, 2.0, blocks=class_blocks([[5, 0, 3, 2]]))
+    torch.testing.assert_close(by_block, distillation(student, teacher, 2.0, MASK), rtol=1e-12, atol=0)
+
+
+def test_class_blocks_are_filled_up() -> None:
+    assert class_blocks([[4, 1], [0]]).tolist() == [[4, 1], [0, -1]]
+    assert class_blocks([]).shape == (0, 0)
+
+
+def test_distillation_takes_one_choice_of_classes() -> None:
+    with pytest.raises(ValueError, match="not both"):
+        distillation(noise(1, 1, CLASSES), noise(1, 1, CLASSES), 2.0, MASK, blocks=class_blocks(BLOCKS))
+
+
 LABELS = torch.tensor([0, 2, 3, 5, 0, 2, 3, 5])
 LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     "contrast": lambda x: supervised_contrast(x, LABELS),
@@ -163,6 +228,8 @@ LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     "masked cross_entropy": lambda x: cross_entropy(x, LABELS, MASK),
     "entropy": entropy,
     "masked entropy": lambda x: entropy(x, MASK),
+    "distillation": lambda x: distillation(x, x.flip(-1), 2.0),
+    "distillation by blocks": lambda x: distillation(x, x.flip(-1), 2.0, blocks=class_blocks(BLOCKS)),
 }
 
 
