@@ -58,6 +58,11 @@ def draws(view: View) -> int:
     return sum(operation.draws for operation in view)
 
 
+def is_raw(view: View) -> bool:
+    """Whether it shows the image as it is or mirrored."""
+    return all(isinstance(operation, Mirror) for operation in view)
+
+
 def apply(view: View, x: Tensor, u: Floats, pixels: Pixels) -> Tensor:
     """The view of each image, using row i of `u` for image i."""
     used = 0
@@ -75,6 +80,44 @@ class Mirror:
 
     def __call__(self, x: Tensor, u: Floats, pixels: Pixels) -> Tensor:
         return x.flip(-1)
+
+
+@dataclass(frozen=True)
+class Rotate:
+    """Turned counter-clockwise by so many quarters, always. Images must be square."""
+
+    quarters: int
+    draws = 0
+
+    def __call__(self, x: Tensor, u: Floats, pixels: Pixels) -> Tensor:
+        return torch.rot90(x, self.quarters, (-2, -1))
+
+
+@dataclass(frozen=True)
+class TurnHalves:
+    """The left half, the right half or both turned by 180 degrees where they stand; an odd middle column belongs to the right."""
+
+    left: bool
+    right: bool
+    draws = 0
+
+    def __call__(self, x: Tensor, u: Floats, pixels: Pixels) -> Tensor:
+        middle = x.shape[-1] // 2
+        halves = ((x[..., :middle], self.left), (x[..., middle:], self.right))
+        return torch.cat([half.flip(-2, -1) if turned else half for half, turned in halves], dim=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Blend:
+    """Each image mixed with a given one: `share` of that, the rest of itself."""
+
+    others: Tensor
+    """raw images, as many as the block has"""
+    share: Floats
+    draws = 0
+
+    def __call__(self, x: Tensor, u: Floats, pixels: Pixels) -> Tensor:
+        return torch.lerp(x, pixels.normalise(self.others).to(x), torch.from_numpy(self.share).to(x).view(-1, 1, 1, 1))
 
 
 @dataclass(frozen=True)
@@ -252,14 +295,23 @@ def _replace(x: Tensor, touched: npt.NDArray[np.bool_], change: Callable[[Tensor
     return x.index_copy(0, rows, change(x[rows]))
 
 
+ROTATIONS: tuple[View, ...] = tuple(
+    (*((TurnHalves(left, right),) if left or right else ()), *((Rotate(quarters),) if quarters else ()))
+    for quarters in range(4)
+    for left, right in ((False, False), (False, True), (True, True), (True, False))
+)
+"""OCM's 16 views of a square image, of which the first is the image itself: no, the right, both or the left half turned by 180
+degrees, then the whole turned by 0, 90, 180 or 270"""
+
 AUGMENTATIONS: dict[str, View] = {
     "none": (),
     "tau": (Grey(0.25), ResizedCrop(0.3, 1.0)),
     "simclr": (Flip(0.5), Grey(0.25), ResizedCrop(0.3, 1.0)),
     "full": (ResizedCrop(0.2, 1.0), Flip(0.5), ColourJitter(p=0.8), Grey(0.2)),
     "partial": (PadCrop(4), Flip(0.5)),
+    "mild": (Grey(0.2), ResizedCrop(0.6, 1.0)),
 }
-"""`tau` is MOSE's second view, `simclr` the same with a flip; `partial` and `full` are the replay literature's"""
+"""`tau` is MOSE's second view, `simclr` the same with a flip, `mild` GSA's; `partial` and `full` are the replay literature's"""
 
 
 def augmentation(name: str) -> View:

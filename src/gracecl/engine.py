@@ -63,6 +63,7 @@ class Engine:
         groups = net.parameter_groups()
         self._params = [parameter for _, params in groups for parameter in params]
         self.optimiser = method.optimiser(self._params) or optim.build(optimiser, groups)
+        self._full_rates = [group["lr"] for group in self.optimiser.param_groups]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         self.progress = Progress()
         self.images_seen = 0
@@ -81,6 +82,7 @@ class Engine:
         """One batch of the stream. Returns None where the method chose not to update."""
         self.fit = None
         self._advance(labels, task)
+        self._set_rates()
         if sources is None:
             sources = np.arange(self.images_seen, self.images_seen + len(labels))
         new = Incoming(x.to(self.device, non_blocking=True), labels, sources, self.progress, fresh)
@@ -133,6 +135,12 @@ class Engine:
         if not met.keys() <= current.keys():
             self.progress = replace(progress, seen=tuple(seen | met), current=tuple(current | met))
 
+    def _set_rates(self) -> None:
+        """The learning rates of this step."""
+        part = self.method.rate(self.progress)
+        for group, full in zip(self.optimiser.param_groups, self._full_rates, strict=True):
+            group["lr"] = part * full
+
     def _plan(self, new: Incoming, repeat: int) -> dict[str, Rows]:
         """What the method wants to train on; to score images it may ask how the stream's would look and how far a step would go."""
         rate = self.optimiser.param_groups[-1]["lr"] if isinstance(self.optimiser, torch.optim.SGD) else None
@@ -159,7 +167,7 @@ class Engine:
             views, raw = self.method.views(name, self.augmentation), []
             for number, view in enumerate(views):
                 draws = augment.draws(view)
-                if draws == 0:
+                if augment.is_raw(view):
                     raw.append(number)
                 stem = rng.key(seed, "augment", self.progress.step, repeat, place, number)
                 pixels.append(augment.apply(view, base, rng.uniform(stem, origin, draws), self.net.pixels))

@@ -147,8 +147,8 @@ def proxy_contrast(similarity: Tensor, y: Tensor) -> Tensor:
 def split_similarity(features: Tensor, projected: Tensor, start: int) -> Tensor:
     """`[L, N, N]`: of unit projections `[L, N, E]` with E columns of the unit features, from `start` on, and with one another.
 
-    OCM (Guo et al., 2022) compares a projection with a random part of the features; the columns are not brought to unit length again,
-    so the result is not symmetric.
+    OCM (Guo et al., 2022) compares a projection with a random part of the features. The columns are not brought to unit length
+    again, and the result is not symmetric.
     """
     z, f = unit(projected, INFO_NCE_EPSILON), unit(features, INFO_NCE_EPSILON)
     return z @ (f[..., start : start + z.shape[-1]] + z).transpose(1, 2)
@@ -191,14 +191,15 @@ def mean_per_class(z: Tensor, y: Tensor, classes: int) -> Tensor:
 
 
 def prototype_contrast(means: Tensor, others: Tensor, present: Tensor, temperature: float = 0.5) -> Tensor:
-    """OnPro's contrast (Wei et al., 2023) of the class means of two views, `[L, C, E]` each, over the classes marked in `present [C]`.
+    """OnPro's contrast (Wei et al., 2023) of the class means of two views, `[L, C, E]` each, over the classes marked `present [C]`.
 
     Each of the 2K mean directions against all the others; right is the same class's in the other view. A single class gives 0.
     """
     p = F.normalize(full_precision(torch.cat([means, others], dim=1)), dim=-1)
     present = present.repeat(2)
     left_out = ~present | torch.eye(len(present), dtype=torch.bool, device=p.device)
-    log_p = F.log_softmax((p @ p.transpose(1, 2) / temperature).masked_fill(left_out, -torch.inf), dim=-1)
+    similarity = full_precision(p @ p.transpose(1, 2)) / temperature
+    log_p = F.log_softmax(similarity.masked_fill(left_out, -torch.inf), dim=-1)
     return -sum_of_diagonals(log_p.masked_fill(~present, 0.0), len(present) // 2) / present.sum().clamp(min=1)
 
 
