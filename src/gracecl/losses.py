@@ -151,7 +151,16 @@ def split_similarity(features: Tensor, projected: Tensor, start: int) -> Tensor:
     again, and the result is not symmetric.
     """
     z, f = unit(projected, INFO_NCE_EPSILON), unit(features, INFO_NCE_EPSILON)
-    return z @ (f[..., start : start + z.shape[-1]] + z).transpose(1, 2)
+    return products(z, f[..., start : start + z.shape[-1]] + z)
+
+
+def products(a: Tensor, b: Tensor) -> Tensor:
+    """`[L, N, M]`: inner products of the rows of a `[L, N, E]` with those of b `[L, M, E]`.
+
+    They are taken in full precision, as a small temperature magnifies what half precision would round away.
+    """
+    with torch.autocast(a.device.type, enabled=False):
+        return full_precision(a) @ full_precision(b).transpose(1, 2)
 
 
 def info_nce_terms(similarity: Tensor, temperature: float, *, exclude_self: bool = False) -> Tensor:
@@ -198,8 +207,7 @@ def prototype_contrast(means: Tensor, others: Tensor, present: Tensor, temperatu
     p = F.normalize(full_precision(torch.cat([means, others], dim=1)), dim=-1)
     present = present.repeat(2)
     left_out = ~present | torch.eye(len(present), dtype=torch.bool, device=p.device)
-    similarity = full_precision(p @ p.transpose(1, 2)) / temperature
-    log_p = F.log_softmax(similarity.masked_fill(left_out, -torch.inf), dim=-1)
+    log_p = F.log_softmax((products(p, p) / temperature).masked_fill(left_out, -torch.inf), dim=-1)
     return -sum_of_diagonals(log_p.masked_fill(~present, 0.0), len(present) // 2) / present.sum().clamp(min=1)
 
 
@@ -224,6 +232,16 @@ def frobenius_distance(a: Tensor, b: Tensor) -> Tensor:
 def cosine_distance(a: Tensor, b: Tensor) -> Tensor:
     """Mean over images of 1 - cos of the angle between their vectors in each layer: from 0, the same direction, to 2."""
     return (1 - (unit(a, 1e-12) * unit(b, 1e-12)).sum(dim=-1)).mean(dim=1)
+
+
+def binary_cross_entropy(logits: Tensor, targets: Tensor, classes: Tensor) -> Tensor:
+    """Mean over images of the cross-entropies of each class's sigmoid with its target, summed over the `classes [C]` marked True.
+
+    Targets between 0 and 1 are those of distillation; `[B, C]` or, for each layer its own, `[L, B, C]`.
+    """
+    logits = full_precision(logits)
+    each = F.binary_cross_entropy_with_logits(logits, targets.to(logits).expand_as(logits), reduction="none")
+    return (each * classes).sum(dim=-1).mean(dim=-1)
 
 
 def logit_distance(logits: Tensor, targets: Tensor, classes: Tensor | None = None) -> Tensor:

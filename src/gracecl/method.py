@@ -47,6 +47,9 @@ class Method:
     """optimiser steps per stream batch; each plans anew, the batch is stored once"""
     trains_on_stream: ClassVar[bool] = True
     """False where the stream is only stored and all training happens before evaluation, in a fit on a net of its own"""
+    takes_steps: ClassVar[bool] = True
+    """False where nothing is trained by gradients, neither on the stream nor before evaluation: there are no losses then, and
+    nothing that a wrapper could act on"""
 
     def __post_init__(self) -> None:
         spec.check_fields(self, self.name)
@@ -78,6 +81,10 @@ class Method:
     def optimiser(self, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
         """Its own optimiser, or None for the run's."""
         return None
+
+    def rate(self, progress: Progress) -> float:
+        """The part of the optimiser's learning rate that steps at this point of the stream use."""
+        return 1.0
 
     # At task marks, on streams that have them.
 
@@ -185,6 +192,8 @@ class Wrapper(Method):
         if not isinstance(self.inner, Method):
             raise UserError(f"{self.name} wraps a method, such as {self.name}(er()), not {self.inner!r}")
         self.inner = self.inner.whole()
+        if not self.inner.takes_steps:
+            raise UserError(f"{self.name} acts on training steps, of which {self.inner!r} makes none; use {self.inner!r} alone")
         super().__post_init__()
 
     @property
@@ -222,6 +231,9 @@ class Wrapper(Method):
 
     def optimiser(self, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
         return self.inner.optimiser(params)
+
+    def rate(self, progress: Progress) -> float:
+        return self.inner.rate(progress)
 
     def begin_task(self, progress: Progress) -> None:
         self.inner.begin_task(progress)
@@ -284,7 +296,7 @@ class Wrapper(Method):
         return self.inner.task_values()
 
 
-LEARNER_HOOKS = ("stream", "optimiser", "plan", "views", "forwards", "prepare", "backward", "notes", "before_eval", "rules")
+LEARNER_HOOKS = ("stream", "optimiser", "rate", "plan", "views", "forwards", "prepare", "backward", "notes", "before_eval", "rules")
 """what a learner decides by itself and an addition leaves alone"""
 
 

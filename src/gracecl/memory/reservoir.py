@@ -100,6 +100,10 @@ class Memory:
             return self._by_label.draw(n, rng, self._by_label.keys() - set(except_labels))
         return distinct(n, self.filled, rng)
 
+    def draw_by_class(self, n: int, rng: np.random.Generator) -> Ints:
+        """n slots, for each a class drawn uniformly among those held, then one of its images; the same may come again."""
+        return self._by_label.draw_by_key(n, rng)
+
     def clear(self) -> None:
         """Forgets everything, also how much was offered."""
         self.filled = self.offered = 0
@@ -197,6 +201,15 @@ class Buckets:
         picks = distinct(n, int(ends[-1]), rng)
         which = np.searchsorted(ends, picks, side="right") - 1
         within = picks - ends[which]
+        return np.array([buckets[b][i] for b, i in zip(which.tolist(), within.tolist(), strict=True)], np.int64)
+
+    def draw_by_key(self, n: int, rng: np.random.Generator) -> Ints:
+        """n slots, each of a key drawn uniformly among those that have any; none where nothing is held."""
+        buckets = [bucket for bucket in self._slots.values() if bucket]
+        if not buckets:
+            return np.empty(0, np.int64)
+        which = rng.integers(0, len(buckets), n)
+        within = rng.integers(0, np.array([len(bucket) for bucket in buckets])[which])
         return np.array([buckets[b][i] for b, i in zip(which.tolist(), within.tolist(), strict=True)], np.int64)
 
     def state_dict(self, filled: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ def class_means(net: TappedNet, images: Tensor, labels: Ints, seen: tuple[int, .
     A seen class without any image gets a random direction, chosen by when the class was first met, not by its number.
     """
     device = net.classifier.weight.device
-    sums = torch.zeros(net.layers, net.classes, net.width, device=device)
+    sums = net.classifier.weight.new_zeros(net.layers, net.classes, net.width)
     for rows, taps in net.sweep(images):
         # A product with the membership matrix, not a scatter: the order of summation is fixed on every device.
         member = F.one_hot(torch.from_numpy(labels[rows]).to(device), net.classes).T.to(sums.dtype)

@@ -1,8 +1,12 @@
-"""Classification heads other than the linear one; a method that wants one puts it in the linear one's place when it is attached."""
+"""Classification heads other than the linear one; a method that wants one puts it in the linear one's place when it is attached.
+
+A head has a row for every class from the start. It grows by `HeldRows`: a row stays as it began until its class is met.
+"""
 
 from __future__ import annotations
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from gracecl.losses import unit
 from gracecl.nets.tapped import StackedLinear
@@ -11,12 +15,45 @@ from gracecl.nets.tapped import StackedLinear
 class CosineHead(StackedLinear):
     """`scale · cos(features, weights of the class)` at each tap, without bias. It takes over the weights of a linear head."""
 
-    def __init__(self, head: StackedLinear, scale: float, epsilon: float) -> None:
-        """`epsilon` is added to each norm."""
+    def __init__(self, head: StackedLinear, scale: float, epsilon: float, learned: bool = False) -> None:
+        """`epsilon` is added to each norm. A learned scale is each tap's own and starts at `scale`."""
         super().__init__(*head.weight.shape)
         self.weight = head.weight
         self.register_parameter("bias", None)
-        self.scale, self.epsilon = scale, epsilon
+        self.epsilon = epsilon
+        self.scale: Tensor | float = nn.Parameter(head.weight.new_full((len(head.weight), 1, 1), scale)) if learned else scale
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.scale * (unit(x, self.epsilon) @ unit(self.weight, self.epsilon, dim=1))
+        return self.scale * self.cosine(x)
+
+    def cosine(self, x: Tensor) -> Tensor:
+        """`[L, B, C]`, between -1 and 1, whatever the scale is."""
+        return unit(x, self.epsilon) @ unit(self.weight, self.epsilon, dim=1)
+
+    @torch.no_grad()
+    def imprint(self, directions: Tensor, classes: Tensor, like: Tensor) -> None:
+        """Gives the rows of `classes [C]` the unit vectors `directions [L, C, D]`, at the average length of the rows of `like [C]`.
+
+        Qi et al., Low-Shot Learning with Imprinted Weights, CVPR 2018. A row stays where its direction is the zero vector.
+        """
+        norms = torch.linalg.vector_norm(self.weight, dim=1)
+        length = (norms * like).sum(dim=1) / like.sum()
+        chosen = classes & directions.any(dim=-1)
+        self.weight.copy_(torch.where(chosen[:, None], length[:, None, None] * directions.transpose(1, 2), self.weight))
+
+
+class HeldRows:
+    """Rows of a head that an optimiser's step leaves alone. Momentum and weight decay move every row, so these are put back."""
+
+    def __init__(self, head: StackedLinear) -> None:
+        self.parameters = [value for value in (head.weight, head.bias) if value is not None]
+
+    def remember(self) -> None:
+        """Before the step."""
+        self.before = [value.detach().clone() for value in self.parameters]
+
+    @torch.no_grad()
+    def put_back(self, moving: Tensor) -> None:
+        """After the step: the rows of all classes but those marked in `moving [C]` are what they were, to the bit."""
+        for value, before in zip(self.parameters, self.before, strict=True):
+            value.copy_(torch.where(moving, value, before))

@@ -26,6 +26,10 @@ class MLP(Backbone):
         self.layers, self.width = taps, width
         self.hidden = nn.ModuleList(nn.Linear(inputs if i == 0 else width, width) for i in range(depth))
         self.norms = nn.ModuleList(BatchNorm(width) if norm else nn.Identity() for _ in range(depth))
+        self.last_relu = True
+
+    def drop_last_relu(self) -> None:
+        self.last_relu = False
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
@@ -34,6 +38,6 @@ class MLP(Backbone):
             x = layer(x)
             if isinstance(norm, BatchNorm):
                 x = norm(x[:, :, None, None]).flatten(1)
-            x = torch.relu(x)
-            outputs.append(x)
+            before, x = x, torch.relu(x)
+            outputs.append(x if self.last_relu else before)
         return stack_layers(outputs[-self.layers :])

@@ -38,10 +38,12 @@ class BasicBlock(nn.Module):
         self.shortcut = (
             nn.Identity() if same else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), BatchNorm(outputs))
         )
+        self.last_relu = True
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.norm1(self.conv1(x)), inplace=True)
-        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x), inplace=True)
+        y = self.norm2(self.conv2(y)) + self.shortcut(x)
+        return F.relu(y, inplace=True) if self.last_relu else y
 
 
 def separable_down(inputs: int, outputs: int) -> nn.Sequential:
@@ -108,6 +110,12 @@ class ResNet18(Backbone):
             for module in self.modules():
                 if isinstance(module, nn.Conv2d):
                     nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def drop_last_relu(self) -> None:
+        """That of the last stage, and of each shallow tap's chain."""
+        self.stages[-1][-1].last_relu = False
+        for chain in self.chains:
+            chain[-1][-1] = nn.Identity()
 
     def tap_parts(self) -> list[nn.Module]:
         return [self.gates, self.chains]

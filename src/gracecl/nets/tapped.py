@@ -32,6 +32,12 @@ class Backbone(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
+    def drop_last_relu(self) -> None:
+        """Lets each tap read its layer before the layer's last ReLU, so that features may be negative.
+
+        For a backbone whose taps end in no ReLU, or one that does not know its parts, this changes nothing.
+        """
+
     def tap_parts(self) -> list[nn.Module]:
         """What a tap reads its layer through and no later layer uses, such as gates and norms; the rest is the trunk."""
         return []
