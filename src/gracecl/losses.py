@@ -102,15 +102,15 @@ def contrast_of_each(
 def asymmetric_contrast(vectors: Tensor, y: Tensor, is_anchor: Tensor, temperature: float) -> Tensor:
     """Supervised contrast of which only some images are anchors (Cha et al., 2021), of vectors `[L, B, E]` as they are given.
 
-    All images stay among those that an anchor is compared with, and the sum over the anchors `is_anchor [B]` is divided by the number
-    of all images.
+    All images stay among those that an anchor is compared with, and the sum over the anchors `is_anchor [B]` is divided by the
+    number of all images.
     """
     of_each, _ = contrast_of_each(vectors, y, vectors, y, temperature, exclude_self=True)
     return (of_each * is_anchor).mean(dim=-1)
 
 
 def log_relations(vectors: Tensor, temperature: float) -> Tensor:
-    """`[L, B, B - 1]`: log softmax over the other images, in their order, of each image's similarity with them over the temperature.
+    """`[L, B, B - 1]`: log softmax, over the other images in their order, of each image's similarity with them / temperature.
 
     The products are taken in full precision, as a small temperature magnifies what half precision would round away.
     """
@@ -242,6 +242,19 @@ def binary_cross_entropy(logits: Tensor, targets: Tensor, classes: Tensor) -> Te
     logits = full_precision(logits)
     each = F.binary_cross_entropy_with_logits(logits, targets.to(logits).expand_as(logits), reduction="none")
     return (each * classes).sum(dim=-1).mean(dim=-1)
+
+
+def margin_ranking(scores: Tensor, y: Tensor, rivals: Tensor, nearest: int, margin: float, images: Tensor) -> Tensor:
+    """How far each layer's `scores [L, B, C]` of the images' classes do not exceed those of the nearest rivals by the margin.
+
+    The mean over the images marked in `images [B]` and their `nearest` best classes among `rivals [C]` of max(0, margin - own score +
+    rival's), 0 where no image is marked.
+    """
+    scores = full_precision(scores)
+    own = scores.gather(-1, y.expand(len(scores), -1)[..., None])
+    best = scores.masked_fill(~rivals, -torch.inf).topk(nearest, dim=-1).values
+    short = (margin - own + best).relu().mean(dim=-1)
+    return (short * images).sum(dim=1) / images.sum().clamp(min=1)
 
 
 def logit_distance(logits: Tensor, targets: Tensor, classes: Tensor | None = None) -> Tensor:

@@ -33,6 +33,7 @@ LEARNERS = (
     "gdumb()",
     "scr()",
     "pcr()",
+    "co2l()",
     "rar()",
     "adversarial_replay()",
     "der()",
