@@ -88,6 +88,11 @@ class Progress:
     current: tuple[int, ...] = ()
     """classes met in the current task"""
 
+    @property
+    def old(self) -> tuple[int, ...]:
+        """classes met before the current task and not in it"""
+        return tuple(label for label in self.seen if label not in self.current)
+
 
 @dataclass(frozen=True)
 class Incoming:
@@ -102,7 +107,7 @@ class Incoming:
     fresh: bool = True
     """False in later epochs over a task: such images were offered to the memory already"""
     view: Callable[[], Tensor] | None = None
-    """for `plan`: gives the images as the step would train on them, augmented and normalised"""
+    """for `plan`: gives the images as the step would train on them, augmented and normalised, one view after the other"""
     rate: float | None = None
     """for `plan`: the learning rate, where the optimiser is gradient descent without adaptive scaling"""
 
@@ -215,6 +220,11 @@ class Batch:
     def current(self) -> Tensor:
         """[C] True for classes met in the current task"""
         return self._mask(self.progress.current)
+
+    @cached_property
+    def old(self) -> Tensor:
+        """[C] True for classes met before the current task and not in it"""
+        return self.seen & ~self.current
 
     def rng(self, purpose: str) -> np.random.Generator:
         """A generator of this step's own, the same whenever it is asked for."""

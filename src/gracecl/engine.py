@@ -146,7 +146,7 @@ class Engine:
         rate = self.optimiser.param_groups[-1]["lr"] if isinstance(self.optimiser, torch.optim.SGD) else None
 
         def view() -> Tensor:
-            return self._assemble({"new": Rows(np.arange(len(new)))}, new, repeat).x[: len(new)]
+            return self._assemble({"new": Rows(np.arange(len(new)))}, new, repeat).x
 
         return self.method.plan(replace(new, view=view, rate=rate), self.memories, self._rng("plan", repeat))
 

@@ -247,8 +247,8 @@ def binary_cross_entropy(logits: Tensor, targets: Tensor, classes: Tensor) -> Te
 def margin_ranking(scores: Tensor, y: Tensor, rivals: Tensor, nearest: int, margin: float, images: Tensor) -> Tensor:
     """How far each layer's `scores [L, B, C]` of the images' classes do not exceed those of the nearest rivals by the margin.
 
-    The mean over the images marked in `images [B]` and their `nearest` best classes among `rivals [C]` of max(0, margin - own score +
-    rival's), 0 where no image is marked.
+    The mean over the images marked in `images [B]` and their `nearest` best classes among `rivals [C]` of
+    max(0, margin - own score + rival's score), 0 where no image is marked.
     """
     scores = full_precision(scores)
     own = scores.gather(-1, y.expand(len(scores), -1)[..., None])

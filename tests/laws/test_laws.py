@@ -8,6 +8,7 @@ import pytest
 from torch import nn
 
 from gracecl import spec
+from gracecl.errors import UserError
 from gracecl.memory import Memory
 from gracecl.method import parts
 from gracecl.nets import Backbone, ModuleBackbone
@@ -19,10 +20,11 @@ from gracecl.streams.iid import offline, shuffled
 from gracecl.testing import METHOD_LAWS, check_backbone, check_memory, check_stream, resumes_exactly, toy_stream
 
 METHODS = [name for name in methods.names() if name != "grace"]
-SHORTER = {"rar": "iterations=2", "gdumb": "epochs=6", "adversarial_replay": "attack_steps=1"}
+SHORTER = {"ranpac": "projections=20", "rar": "iterations=2", "gdumb": "epochs=6", "adversarial_replay": "attack_steps=1"}
 """what makes a method's laws take less time and changes nothing else"""
 ALONE = [f"{name}({SHORTER.get(name, '')})" for name in METHODS]
-EXPRESSIONS = [*ALONE, *(f"grace({method})" for method in ALONE), "er(reduction='sum_of_means')"]
+IN_GRACE = [f"grace({method})" for method in ALONE if spec.parse_method(method).takes_steps]
+EXPRESSIONS = [*ALONE, *IN_GRACE, "er(reduction='sum_of_means')"]
 SUMS = ["er() + ewc() + cpr()", "grace(er() + ewc())", "grace(sgd(classes='current') + lwf())", "grace(derpp() + si())"]
 NETS = ["resnet18(width=2)", "vit(patch=4, dim=8, depth=4, heads=2)", "own_cnn"]
 READINGS = [f"grace(mose(), {option})" for option in (
@@ -92,6 +94,13 @@ def test_backbone(make, taps: int) -> None:
 def test_every_net_is_checked() -> None:
     elsewhere = {"timm", "transformers", "efficientnet_lite0"}  # packages of others, and not any image: tests/test_pretrained.py
     assert set(nets.names()) - {"own_cnn"} == {"resnet18", "mlp", "vit"} | elsewhere, "add the new net to test_backbone"
+
+
+@pytest.mark.parametrize("expression", [method for method in ALONE if not spec.parse_method(method).takes_steps])
+@pytest.mark.parametrize("around", ["grace({})", "ema({})", "{} + ewc()"])
+def test_what_makes_no_steps_is_not_wrapped(expression: str, around: str) -> None:
+    with pytest.raises(UserError, match="alone"):
+        spec.parse_method(around.format(expression))
 
 
 def test_every_registered_method_says_what_it_is() -> None:

@@ -20,15 +20,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from torch import Tensor
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from gracecl.core import NO_TASK, Batch, Incoming, Progress, Rows, Taps
 from gracecl.errors import UserError
 from gracecl.memory import Memories
 from gracecl.method import Boundaries, Method, Wrapper
 from gracecl.nets.tapped import TappedNet
-from gracecl.nets.teacher import frozen_copy
+from gracecl.nets.teacher import Average
 from gracecl.registry import methods
 
 UNMARKED_WARM_UP = 500
@@ -62,28 +60,20 @@ class EMA(Wrapper):
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
-        self.shadow = frozen_copy(net)
+        self.average = Average(net)
+        self.shadow = self.average.copy
         self.steps = 0
         self.first_task: int | None = None
         """optimiser steps of the first task, once it is over"""
-        trained = entries(net)
-        self._pairs = [(value, trained[name]) for name, value in entries(self.shadow).items()]
-        averaged = [pair for pair in self._pairs if pair[0].is_floating_point()]
-        self._averages, self._latest = [own for own, _ in averaged], [latest for _, latest in averaged]
-        self._counters = [pair for pair in self._pairs if not pair[0].is_floating_point()]
 
     def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
         if self.steps == 0:  # whatever weights the first step starts from, the shadow starts from too
-            for own, latest in self._pairs:
-                own.copy_(latest.detach())
+            self.average.start_over()
         return super().plan(new, memories, rng)
 
     def after_step(self, out: Taps, batch: Batch) -> None:
         super().after_step(out, batch)
-        average = get_ema_multi_avg_fn(self.momentum_now(batch.progress))  # type: ignore[no-untyped-call]
-        average(self._averages, self._latest, None)
-        for own, latest in self._counters:
-            own.copy_(latest)
+        self.average.update(self.momentum_now(batch.progress))
         self.steps += 1
 
     def momentum_now(self, progress: Progress) -> float:
@@ -106,8 +96,3 @@ class EMA(Wrapper):
         super().load_state_dict(state)
         self.shadow.load_state_dict(state["shadow"])
         self.steps, self.first_task = state["steps"], state["first_task"]
-
-
-def entries(net: TappedNet) -> dict[str, Tensor]:
-    """Everything a net's outputs depend on, by name: weights, and buffers such as BatchNorm's statistics."""
-    return dict[str, Tensor](net.named_parameters()) | dict(net.named_buffers())

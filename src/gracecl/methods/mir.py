@@ -74,7 +74,7 @@ class MIR(ER):
     def interference(self, new: Incoming, memories: Memories, slots: Ints) -> Tensor:
         """`[C]`: by how much the loss of each candidate would grow."""
         net, memory, device = self.net, memories.replay, new.x.device
-        x = net.pixels.normalise(new.x) if new.view is None else new.view()
+        x = net.pixels.normalise(new.x) if new.view is None else new.view()[: len(new)]
         direction = gradient(net, x, torch.from_numpy(new.labels).to(device), "frozen")
         ahead = step_ahead(net, direction, rate_ahead(self.virtual_lr, new.rate))
         candidates, labels = net.pixels.normalise(memory[slots]), torch.from_numpy(memory.labels[slots]).to(device)

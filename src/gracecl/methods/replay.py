@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gracecl.core import Incoming, Progress, Taps
+from gracecl.core import Incoming, Ints, Progress, Taps
 from gracecl.errors import UserError
 from gracecl.losses import classes_among
 from gracecl.memory import Memories
@@ -54,11 +54,15 @@ class Replay(Method):
 
     def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> None:
         if self.inference == "ncm":
-            memory = memories.replay
-            labels = memory.labels[: len(memory)]
-            self.means = class_means(net, memory.images[: len(memory)], labels, progress.seen)
+            images, labels = self.past(memories)
+            self.means = class_means(net, images, labels, progress.seen)
             held = classes_among(torch.from_numpy(labels), net.classes).to(self.means.device)
             self.predictable = held if len(labels) else torch.ones_like(held)
+
+    def past(self, memories: Memories) -> tuple[Tensor, Ints]:
+        """The images that class means are taken of, and their labels."""
+        memory = memories.replay
+        return memory.images[: len(memory)], memory.labels[: len(memory)]
 
     def rules(self, out: Taps) -> dict[str, Tensor]:
         """By class means, a class that memory holds no image of is never predicted."""

@@ -17,6 +17,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gracecl import rng
+from gracecl.core import Taps
 from gracecl.losses import cross_entropy, cross_entropy_of_each
 from gracecl.nets.tapped import TappedNet
 
@@ -50,16 +51,26 @@ def loss_of_each(
     net: TappedNet, x: Tensor, y: Tensor, weights: Weights | None = None, normalisation: Normalisation = "eval"
 ) -> Tensor:
     """`[B]`: the loss of each image, under the net's own weights or others in their place."""
+    return cross_entropy_of_each(outputs(net, x, weights, normalisation).logits, y).sum(dim=0)
+
+
+def outputs(net: TappedNet, x: Tensor, weights: Weights | None = None, normalisation: Normalisation = "eval") -> Taps:
+    """What the net says of images, under its own weights or others in their place."""
     with scoring(net, normalisation), torch.no_grad():
-        return cross_entropy_of_each(functional_call(net, weights or {}, (x,)).logits, y).sum(dim=0)
+        taps: Taps = functional_call(net, weights or {}, (x,))
+    return taps
 
 
 def gradient(net: TappedNet, x: Tensor, y: Tensor, normalisation: Normalisation = "eval") -> Weights:
     """The gradient of the batch's mean loss, by the name of each trainable parameter that has one."""
+    return gradient_of(net, x, lambda taps: cross_entropy(taps.logits, y).sum(), normalisation)
+
+
+def gradient_of(net: TappedNet, x: Tensor, objective: Callable[[Taps], Tensor], normalisation: Normalisation = "eval") -> Weights:
+    """The gradient of any objective of the net's outputs, by the name of each trainable parameter that has one."""
     weights = {name: value for name, value in net.named_parameters() if value.requires_grad}
     with scoring(net, normalisation), torch.enable_grad():
-        loss = cross_entropy(net(x).logits, y).sum()
-        gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+        gradients = torch.autograd.grad(objective(net(x)), list(weights.values()), allow_unused=True)
     net.count(backward=len(x))
     return {name: value for name, value in zip(weights, gradients, strict=True) if value is not None}
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from gracecl.core import Taps
 from gracecl.nets.tapped import TappedNet
@@ -21,8 +22,9 @@ def frozen_copy(net: TappedNet) -> TappedNet:
 class Teacher:
     """A frozen copy of a learner's net that its method renews when it likes; there is none before the first time."""
 
-    def __init__(self, net: TappedNet) -> None:
-        self.net = net
+    def __init__(self, net: TappedNet, training: bool = False) -> None:
+        """With `training` the copy stays in training mode: BatchNorm takes the statistics of the images that the teacher is shown."""
+        self.net, self.training = net, training
         self.copy: TappedNet | None = None
 
     def __bool__(self) -> bool:
@@ -30,7 +32,7 @@ class Teacher:
 
     def renew(self) -> None:
         """The net as it is now becomes the teacher."""
-        self.copy = frozen_copy(self.net)
+        self.copy = frozen_copy(self.net).train(self.training)
 
     def __call__(self, x: Tensor) -> Taps:
         """What the teacher says of normalised images."""
@@ -47,5 +49,34 @@ class Teacher:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.copy = None
         if state["copy"] is not None:
-            self.copy = frozen_copy(self.net)
+            self.copy = frozen_copy(self.net).train(self.training)
             self.copy.load_state_dict(state["copy"])
+
+
+class Average:
+    """A frozen copy of a net that follows it as a moving average, weights and BatchNorm statistics alike."""
+
+    def __init__(self, net: TappedNet) -> None:
+        self.copy = frozen_copy(net)
+        trained = entries(net)
+        self._pairs = [(value, trained[name]) for name, value in entries(self.copy).items()]
+        averaged = [pair for pair in self._pairs if pair[0].is_floating_point()]
+        self._averages, self._latest = [own for own, _ in averaged], [latest for _, latest in averaged]
+        self._counters = [pair for pair in self._pairs if not pair[0].is_floating_point()]
+
+    def start_over(self) -> None:
+        """The net as it is now, and nothing of what it was."""
+        for own, latest in self._pairs:
+            own.copy_(latest.detach())
+
+    def update(self, momentum: float) -> None:
+        """average <- momentum · average + (1 - momentum) · net; counters are copied."""
+        average = get_ema_multi_avg_fn(momentum)  # type: ignore[no-untyped-call]
+        average(self._averages, self._latest, None)
+        for own, latest in self._counters:
+            own.copy_(latest)
+
+
+def entries(net: TappedNet) -> dict[str, Tensor]:
+    """Everything a net's outputs depend on, by name: weights, and buffers such as BatchNorm's statistics."""
+    return dict[str, Tensor](net.named_parameters()) | dict(net.named_buffers())

@@ -1,0 +1,61 @@
+"""What methods have in common that train nothing: they keep sums over features of the stream's images and solve for a classifier.
+
+The net stays as it was built, whether its trunk is frozen or not: there are no gradients, no steps and no replay memory, so
+optimiser, augmentation and memory of a run have no effect. What such a method knows of images is what the net knew before, so give
+it a net with pretrained weights, as in `--net "efficientnet_lite0(freeze=True)"`; on a net without, it works on random features.
+Every image is seen once, as it is and in evaluation mode; later epochs over a task add nothing. Sums are in double precision.
+
+Wrappers are refused, GRACE among them: there is no loss to weigh and no step to change.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gracecl.core import Incoming, Rows
+from gracecl.memory import Memories
+from gracecl.method import Method
+
+
+@dataclass(eq=False, repr=False)
+class ClosedForm(Method):
+    """A method that keeps sums over features, in the tensors that `sums` names."""
+
+    trains_on_stream: ClassVar[bool] = False
+    takes_steps: ClassVar[bool] = False
+    sums: ClassVar[tuple[str, ...]]
+    """attributes that a checkpoint must hold"""
+    family: ClassVar[str]
+    """of its scores among the rules"""
+
+    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+        return {}
+
+    def store(self, memories: Memories, new: Incoming, rng: np.random.Generator, notes: dict[str, Tensor]) -> None:
+        """No image is kept."""
+
+    def observe(self, memories: Memories, new: Incoming, rng: np.random.Generator) -> None:
+        labels = torch.from_numpy(new.labels).to(new.x.device)
+        for rows, taps in self.net.sweep(new.x):
+            self.add(taps.features.double(), labels[rows])
+
+    @abstractmethod
+    def add(self, features: Tensor, labels: Tensor) -> None:
+        """Adds images with features `[L, B, D]` to the sums."""
+
+    @property
+    def rule(self) -> str:
+        return f"{self.family}_last"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.sums}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in self.sums:
+            setattr(self, name, state[name].to(self.net.classifier.weight.device))

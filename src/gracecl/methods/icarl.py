@@ -1,0 +1,147 @@
+"""iCaRL. Rebuffi et al., iCaRL: Incremental Classifier and Representation Learning, CVPR 2017.
+
+    at the end of each task: teacher <- frozen copy of the net; old <- classes met so far
+        m <- memory / classes met; each old class keeps its first m exemplars
+        each class of the task gets m exemplars by herding: the k-th is the image that brings the mean of the first k nearest to the
+        mean of all images of the class, in unit features of the teacher
+    for each batch x from the stream:
+        u <- n_recall exemplars, none of them twice
+        g <- sigmoid of the logits of x ∪ u;  q <- sigmoid of the teacher's
+        step on the mean over images of  Σ over new classes BCE(g_k, [y = k])  +  Σ over old classes BCE(g_k, q_k)
+    predict the class whose mean of exemplars is nearest, with unit features and means
+
+Both losses are the paper's binary cross-entropies, one sigmoid for each class; the common form with a softmax is
+er(inference='ncm') + lwf(). New classes are those met that are not old: a replayed exemplar has the targets 0 there and the
+teacher's elsewhere, whatever its label. Under grace(...), α acts on `ce/new`; entropies are those of a softmax of the same logits.
+
+Online, the images of a task are gone when it ends. exemplars='herding' therefore keeps up to `candidates` of them, a uniform
+sample, beyond the memory until then, which a run notes; exemplars are chosen among these, and before the end they give the means of
+the task's classes. exemplars='reservoir' needs no more than the memory, a plain reservoir, of which images of earlier tasks are
+replayed: the form in which online comparisons run iCaRL (Mai et al., Online continual learning in image classification: an
+empirical survey, 2022). On a stream without task marks a task ends every `every` steps, which is our extension, and 'reservoir'
+replays everything.
+
+Differences from the paper: one pass over the stream with n_recall exemplars beside each batch (the paper: epochs over new images
+and all exemplars); herding among candidates as above, in the features of the deepest tapped layer; a class that comes again is
+herded anew from its exemplars and the new images; losses are summed over classes, as the paper writes and the survey does (the
+authors' program and others take the mean); a class without any image cannot be predicted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gracecl.core import NO_TASK, Batch, Incoming, Ints, LossTable, Progress, Rows, Taps
+from gracecl.errors import UserError
+from gracecl.losses import binary_cross_entropy, full_precision
+from gracecl.memory import Memories
+from gracecl.memory.herding import herd
+from gracecl.method import Boundaries
+from gracecl.methods.replay import Replay
+from gracecl.nets.scoring import features_of
+from gracecl.nets.tapped import TappedNet
+from gracecl.nets.teacher import Teacher
+from gracecl.registry import methods
+
+CANDIDATES = "candidates"
+
+
+@methods.register("icarl")
+@dataclass(eq=False, repr=False)
+class ICaRL(Replay):
+    """iCaRL: sigmoid outputs distilled from the net before the task, herded exemplars, predictions by their nearest mean."""
+
+    exemplars: Literal["herding", "reservoir"] = "herding"
+    """choose exemplars by herding when a task ends, or keep a reservoir"""
+    candidates: int = 1000
+    """images of the current task among which herding chooses, kept beyond the memory until the task ends"""
+    every: int = 500
+    """steps after which a stream without task marks is treated as if a task ended, which is our extension; 0 is never"""
+    inference: Literal["linear", "ncm"] = field(default="ncm", kw_only=True)
+    """predict by the nearest mean of exemplars, or by the largest output (the paper's hybrid1)"""
+
+    boundaries: ClassVar[Boundaries] = "used"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.candidates < 1 or self.every < 0:
+            raise UserError("icarl: candidates must be at least 1 and every at least 0")
+
+    def attach(self, net: TappedNet, memories: Memories) -> None:
+        super().attach(net, memories)
+        self.teacher = Teacher(net)
+        self.old = torch.zeros(net.classes, dtype=torch.bool, device=net.classifier.weight.device)
+        if self.exemplars == "herding":
+            memories.scratch(CANDIDATES, self.candidates)
+
+    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+        task = new.progress.task if self.exemplars == "reservoir" and new.progress.task != NO_TASK else None
+        return {"all": Rows(np.arange(len(new)), memories.replay.draw(self.recalled(new), rng, except_task=task))}
+
+    def targets(self, batch: Batch) -> dict[str, Tensor]:
+        return {"icarl": full_precision(self.teacher(batch.x).logits).sigmoid()} if self.teacher else {}
+
+    def losses(self, out: Taps, batch: Batch) -> LossTable:
+        labels = F.one_hot(batch.y, batch.classes)
+        table = {"ce/new": binary_cross_entropy(out.logits, labels, batch.seen & ~self.old)}
+        if "icarl" in batch.targets:
+            table["kd/old"] = binary_cross_entropy(out.logits, batch.targets["icarl"], self.old)
+        return table
+
+    def store(self, memories: Memories, new: Incoming, rng: np.random.Generator, notes: dict[str, Tensor]) -> None:
+        store = memories[CANDIDATES] if self.exemplars == "herding" else memories.replay
+        store.add(rng, new.x, new.labels, new.progress.task)
+
+    def observe(self, memories: Memories, new: Incoming, rng: np.random.Generator) -> None:
+        if self.every and new.progress.task == NO_TASK and (new.progress.step + 1) % self.every == 0:
+            self.end_task(memories, new.progress)
+
+    def end_task(self, memories: Memories, progress: Progress) -> None:
+        self.teacher.renew()
+        self.old[list(progress.seen)] = True
+        if self.exemplars == "herding":
+            self.choose_exemplars(memories, progress)
+
+    def choose_exemplars(self, memories: Memories, progress: Progress) -> None:
+        """Fills the memory anew: for each class its exemplars, in the order of herding, in neighbouring slots."""
+        memory, candidates = memories.replay, memories[CANDIDATES]
+        share = memory.capacity // len(progress.seen)
+        images = torch.cat([store.images[: len(store)] for store in (memory, candidates)])
+        labels = np.concatenate([store.labels[: len(store)] for store in (memory, candidates)])
+        tasks = np.concatenate([store.tasks[: len(store)] for store in (memory, candidates)])
+        features = features_of(self.net, images)
+        kept = []
+        for label in progress.seen:
+            rows = np.flatnonzero(labels == label)
+            if (rows >= len(memory)).any():  # candidates, which stand after what memory holds
+                rows = rows[herd(features[torch.from_numpy(rows).to(features.device)], share).cpu().numpy()]
+            kept.append(rows[:share])
+        chosen = np.concatenate(kept)
+        images, labels, tasks = images[torch.from_numpy(chosen).to(images.device)], labels[chosen], tasks[chosen]
+        memory.clear()
+        candidates.clear()
+        for task in np.unique(tasks).tolist():
+            rows = np.flatnonzero(tasks == task)
+            memory.put(rows, images, rows, labels, task, {})
+
+    def past(self, memories: Memories) -> tuple[Tensor, Ints]:
+        """The exemplars, and within a task its candidates so far."""
+        images, labels = super().past(memories)
+        if self.exemplars == "reservoir":
+            return images, labels
+        candidates = memories[CANDIDATES]
+        held = len(candidates)
+        return torch.cat([images, candidates.images[:held]]), np.concatenate([labels, candidates.labels[:held]])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"teacher": self.teacher.state_dict(), "old": self.old}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.teacher.load_state_dict(state["teacher"])
+        self.old = state["old"].to(self.old.device)
