@@ -30,3 +30,12 @@ def add_balanced(memory: Memory, rng: np.random.Generator, x: Tensor, labels: In
         else:
             slot = memory.draw(1, rng, labels=[max(held, key=held.__getitem__)])
         memory.put(slot, x, np.array([row]), labels, task, notes)
+
+
+def place_in_class(labels: Ints) -> Ints:
+    """For each label, how many equal ones stand before it."""
+    by_class = np.argsort(labels, kind="stable")
+    grouped = labels[by_class]
+    place = np.empty(len(labels), np.int64)
+    place[by_class] = np.arange(len(labels)) - np.searchsorted(grouped, grouped)
+    return place

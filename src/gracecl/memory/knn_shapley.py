@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gracecl.core import Ints
+from gracecl.memory.class_balanced import place_in_class
 
 
 def shapley_values(features: Tensor, labels: Tensor, candidates: Tensor, candidate_labels: Tensor, k: int) -> Tensor:
@@ -48,10 +49,7 @@ def adversarial_values(cooperative: Tensor, adversarial: Tensor, variant: str) -
 def balanced_draws(labels: Ints, per_class: int, rng: np.random.Generator, times: int = 1) -> list[Ints]:
     """So many draws of at most `per_class` positions of each class, uniform within the class; no position is in two of them."""
     shuffled = rng.permutation(len(labels))
-    by_class = np.argsort(labels[shuffled], kind="stable")
-    grouped = labels[shuffled][by_class]
-    place = np.empty(len(labels), np.int64)
-    place[by_class] = np.arange(len(labels)) - np.searchsorted(grouped, grouped)
+    place = place_in_class(labels[shuffled])
     return [shuffled[place // per_class == draw] for draw in range(times)]
 
 

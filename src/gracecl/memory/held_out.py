@@ -1,0 +1,61 @@
+"""Images that are kept from training: the first ones of each class, an equal share of a store's slots for every class met."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gracecl.core import Incoming, Ints
+from gracecl.memory.class_balanced import place_in_class
+from gracecl.memory.reservoir import Memory
+
+
+class HeldOut:
+    """Says which images of the stream are not to be trained on and keeps them, as many of one class as of another.
+
+    The share of a class is the number of slots over that of the classes met, without remainder, so it shrinks as classes come, and
+    those above it give way at random where room is needed. Where there are fewer slots than classes, a class has one image as long
+    as there is a slot left.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+
+    def share(self, classes: int) -> int:
+        """Images of each class, when so many classes were met."""
+        return self.memory.capacity // max(classes, 1)
+
+    def rows(self, new: Incoming) -> Ints:
+        """Positions in a batch of the stream of the images that are kept from training.
+
+        In later epochs over a task these are the images that are in the store, which their pixels tell.
+        """
+        if not new.fresh:
+            return self._known(new)
+        share = self.share(len(new.progress.seen))
+        held = np.array([self.memory.count(label=label) for label in new.labels.tolist()], np.int64)
+        place = held + place_in_class(new.labels)
+        if share:
+            return np.flatnonzero(place < share)
+        return np.flatnonzero(place == 0)[: self.memory.capacity - len(self.memory)]
+
+    def add(self, new: Incoming, rng: np.random.Generator) -> None:
+        """Keeps images that `rows` named: in free slots, then in those of random images of classes above their share."""
+        memory, size = self.memory, len(self.memory)
+        slots = np.arange(size, min(size + len(new), memory.capacity))
+        if len(slots) < len(new):
+            order = rng.permutation(size)
+            above = order[place_in_class(memory.labels[order]) >= self.share(len(new.progress.seen))]
+            slots = np.concatenate([slots, above[: len(new) - len(slots)]])
+        memory.put(slots, new.x, np.arange(len(new)), new.labels, new.progress.task, {})
+        memory.offered += len(new)
+
+    def balanced(self, classes: int) -> Ints:
+        """Slots of an equal number of images of each class, when so many were met."""
+        labels = self.memory.labels[: len(self.memory)]
+        return np.flatnonzero(place_in_class(labels) < max(1, self.share(classes)))
+
+    def _known(self, new: Incoming) -> Ints:
+        memory = self.memory
+        slots = np.flatnonzero(np.isin(memory.labels[: len(memory)], new.labels))
+        same = (new.x.flatten(1)[:, None] == memory[slots].flatten(1)).all(dim=2).any(dim=1)
+        return np.flatnonzero(same.cpu().numpy())
