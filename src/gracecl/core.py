@@ -110,6 +110,8 @@ class Incoming:
     """for `plan`: gives the images as the step would train on them, augmented and normalised, one view after the other"""
     rate: float | None = None
     """for `plan`: the learning rate, where the optimiser is gradient descent without adaptive scaling"""
+    repeat: int = 0
+    """for `plan`: which of the batch's updates this is"""
 
     def __len__(self) -> int:
         return len(self.labels)

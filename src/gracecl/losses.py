@@ -27,7 +27,7 @@ def cross_entropy_of_each(logits: Tensor, y: Tensor, classes: Tensor | None = No
 
 
 def cross_entropy(logits: Tensor, y: Tensor, classes: Tensor | None = None) -> Tensor:
-    """Mean cross-entropy of each layer; with `classes [C]`, the softmax spans only the classes marked True."""
+    """Mean cross-entropy of each layer; with `classes`, the softmax spans only those marked: `[C]`, or `[B, C]` for each image."""
     logits = full_precision(logits)
     if classes is not None:
         logits = logits.masked_fill(~classes, -torch.inf)

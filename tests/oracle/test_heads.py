@@ -104,8 +104,8 @@ def test_a_learned_scale_counts_for_its_layer() -> None:
 def test_imprinted_rows_point_along_their_directions_and_are_as_long_as_the_others() -> None:
     head = cosine_head()
     before = head.weight.detach().clone()
-    directions = F.normalize(noise(LAYERS, CLASSES, WIDTH, seed=2), dim=-1)
-    head.imprint(directions, classes=marked(2, 5), like=marked(0, 1, 6))
+    directions = F.normalize(noise(LAYERS, CLASSES, WIDTH, seed=2), dim=-1) * marked(2, 5)[:, None]
+    head.imprint(directions, like=marked(0, 1, 6))
     others = [0, 1, 3, 4, 6]
     assert torch.equal(head.weight[:, :, others], before[:, :, others])
     for layer in range(LAYERS):
@@ -117,10 +117,10 @@ def test_imprinted_rows_point_along_their_directions_and_are_as_long_as_the_othe
 def test_a_row_without_direction_stays() -> None:
     head = cosine_head()
     before = head.weight.detach().clone()
-    directions = F.normalize(noise(LAYERS, CLASSES, WIDTH, seed=2), dim=-1)
-    directions[1, 2] = 0
-    head.imprint(directions, classes=marked(2), like=marked(0))
-    assert torch.equal(head.weight[1], before[1])
+    directions = torch.zeros(LAYERS, CLASSES, WIDTH).double()
+    directions[0, 2, 3] = 1
+    head.imprint(directions, like=marked(0))
+    assert torch.equal(head.weight[1:], before[1:])
     assert not torch.equal(head.weight[0], before[0])
 
 

@@ -31,15 +31,15 @@ class CosineHead(StackedLinear):
         return unit(x, self.epsilon) @ unit(self.weight, self.epsilon, dim=1)
 
     @torch.no_grad()
-    def imprint(self, directions: Tensor, classes: Tensor, like: Tensor) -> None:
-        """Gives the rows of `classes [C]` the unit vectors `directions [L, C, D]`, at the average length of the rows of `like [C]`.
+    def imprint(self, directions: Tensor, like: Tensor) -> None:
+        """Rows become the unit vectors `directions [L, C, D]`, as long as the rows of `like [C]` are on average.
 
         Qi et al., Low-Shot Learning with Imprinted Weights, CVPR 2018. A row stays where its direction is the zero vector.
         """
         norms = torch.linalg.vector_norm(self.weight, dim=1)
         length = (norms * like).sum(dim=1) / like.sum()
-        chosen = classes & directions.any(dim=-1)
-        self.weight.copy_(torch.where(chosen[:, None], length[:, None, None] * directions.transpose(1, 2), self.weight))
+        given = directions.any(dim=-1)[:, None]
+        self.weight.copy_(torch.where(given, length[:, None, None] * directions.transpose(1, 2), self.weight))
 
 
 class HeldRows:

@@ -1,0 +1,146 @@
+"""CCIL, compositional class-incremental learning. Mittal et al., Essentials for Class Incremental Learning, CVPR workshops 2021.
+
+    the head is σ · cos(f, w), with σ learned and features f that may be negative: taps read their layer before its last ReLU
+    for each batch x of task t, u <- n_recall images from memory, each of a class drawn uniformly among those held, new ones too:
+        step on
+            CE(x, softmax over the task's classes met so far)
+            + CE(u, softmax over all classes met)
+            + λ · (classes met / classes of the task)^power · [KD(x) + KD(u)], if t > 0,
+                KD = T² / |old| · KL( softmax(teacher / T) ‖ softmax(net / T) ), both over the |old| classes of earlier tasks
+            with a forward each for x and u, and a tenth of the learning rate if t > 0
+        memory <- reservoir(memory, x)
+    at the end of a task: teacher <- frozen copy of the net
+    before that, at the end of the first one, if self_distillation > 0:
+        so many times over memory, in batches u: step on CE(u) + self_weight · KD(u) to a frozen copy, over the task's classes
+
+New images tell new classes apart, those from memory tell everything apart; without current images in memory the method would know
+no border between new and old.
+
+Differences from the paper and its program: one pass in small batches, no schedule; a reservoir that fills as the stream comes, and
+that is drawn from evenly, in place of a balanced set of exemplars that is chosen before a task is trained; new classes count from
+when they are met; self-distillation is off, and on memory instead of a second training on the whole task; which task is the first
+is told by its number (the program takes any task with more new than old classes for a first one); strength is λ times the program's
+further weight; its other regularisers of the first task (AutoAugment, mixup, label smoothing) are left out. σ, rows and teacher are
+each tapped layer's own; a row stays as it began until its class is met. A net that does not know where its taps' last ReLU is
+(`gracecl.tap`, timm, transformers) keeps it. A class that comes back in a later task counts as new there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from gracecl.core import Batch, Incoming, LossTable, Progress, Rows, Taps
+from gracecl.errors import UserError
+from gracecl.losses import cross_entropy, distillation
+from gracecl.memory import Memories
+from gracecl.method import Boundaries
+from gracecl.methods.replay import Replay
+from gracecl.nets.heads import CosineHead, HeldRows
+from gracecl.nets.tapped import TappedNet
+from gracecl.nets.teacher import Teacher
+from gracecl.registry import methods
+
+COSINE_EPSILON = 1e-12
+
+
+@methods.register("ccil")
+@dataclass(eq=False, repr=False)
+class CCIL(Replay):
+    """CCIL: new images compete among new classes, evenly drawn replayed ones among all; distillation on both, low rate later."""
+
+    strength: float = 5.0
+    """λ, of the distillation before it grows with the classes met; the program's for ImageNet is 600"""
+    power: float = 0.66
+    """how it grows with classes met / classes of the task"""
+    temperature: float = 2.0
+    """T, which teacher and net are softened by"""
+    later_rate: float = 0.1
+    """the part of the learning rate that tasks after the first use"""
+    self_distillation: int = 0
+    """passes over memory at the end of the first task, with a copy of the net as teacher"""
+    self_weight: float = 10.0
+    """of the distillation in these"""
+    scale: float = 1.0
+    """σ at the start"""
+    last_relu: bool = False
+    """keep the ReLU that features end in"""
+
+    boundaries: ClassVar[Boundaries] = "required"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.temperature <= 0 or self.later_rate <= 0:
+            raise UserError(f"ccil: temperature and later_rate must be above 0, not {self.temperature} and {self.later_rate}")
+        if min(self.strength, self.self_weight, self.self_distillation) < 0:
+            raise UserError("ccil: strength, self_weight and self_distillation cannot be negative; 0 leaves a term out")
+
+    def attach(self, net: TappedNet, memories: Memories) -> None:
+        super().attach(net, memories)
+        if not self.last_relu:
+            net.backbone.drop_last_relu()
+        net.classifier = CosineHead(net.classifier, self.scale, COSINE_EPSILON, learned=True)
+        self.held, self.teacher = HeldRows(net.classifier), Teacher(net)
+
+    def rate(self, progress: Progress) -> float:
+        return self.later_rate if progress.task > 0 else 1.0
+
+    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+        stream, slots = np.arange(len(new)), memories.replay.draw_by_class(self.recalled(new), rng)
+        replay = {"replay": Rows(stream[:0], slots)} if len(slots) else {}
+        return {"new": Rows(stream), **replay}
+
+    def forwards(self, blocks: list[str]) -> list[list[str]]:
+        return [[block] for block in blocks]
+
+    def prepare(self, batch: Batch) -> None:
+        self.held.remember()
+
+    def targets(self, batch: Batch) -> dict[str, Tensor]:
+        return {"logits": self.teacher(batch.x).logits} if self.teacher else {}
+
+    def losses(self, out: Taps, batch: Batch) -> LossTable:
+        table = {}
+        for block, where in batch.blocks.items():
+            logits, y = out.logits[:, where.rows], batch.y[where.rows]
+            table[f"ce/{block}"] = cross_entropy(logits, y, batch.seen if block == "replay" else batch.current)
+            if "logits" in batch.targets and (weight := self.weight(block, batch.progress)):
+                taught = batch.current if block == "again" else batch.old
+                divergence = distillation(
+                    logits, batch.targets["logits"][:, where.rows], self.temperature, taught, over_classes="mean"
+                )
+                table[f"kd/{block}"] = weight * self.temperature**2 * divergence
+        return table
+
+    def weight(self, block: str, progress: Progress) -> float:
+        """Of the distillation on a block, 0 where there is nothing to distil."""
+        if block == "again":
+            return self.self_weight
+        return self.strength * (len(progress.seen) / len(progress.current)) ** self.power if progress.old else 0.0
+
+    def after_step(self, out: Taps, batch: Batch) -> None:
+        self.held.put_back(moving=batch.seen)
+
+    def closing_steps(self, memories: Memories, progress: Progress, rng: np.random.Generator) -> Iterable[dict[str, Rows]]:
+        """Self-distillation, at the end of the first task."""
+        held, size = len(memories.replay), self.n_recall
+        if progress.task > 0 or 0 in (held, size, self.self_distillation):
+            return
+        self.teacher.renew()
+        nothing = np.empty(0, np.int64)
+        for _ in range(self.self_distillation):
+            for slots in np.split(rng.permutation(held), range(size, held, size)):
+                yield {"again": Rows(nothing, slots)}
+
+    def end_task(self, memories: Memories, progress: Progress) -> None:
+        self.teacher.renew()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"teacher": self.teacher.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.teacher.load_state_dict(state["teacher"])
