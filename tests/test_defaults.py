@@ -1,4 +1,4 @@
-"""Defaults per benchmark: every file can be used, and what the user writes comes first, then the file, then what is built in."""
+"""Defaults per benchmark: every set can be used, and what the user writes comes first, then the set, then what is built in."""
 
 from __future__ import annotations
 
@@ -13,55 +13,86 @@ import torch
 from gracecl import augment, cli, defaults, optim, registry, run, spec, streams
 from gracecl.defaults import Resolved, resolve
 from gracecl.errors import UserError
+from gracecl.method import Addition, Method
 from gracecl.run import RunConfig
 
-STREAMS = defaults.streams_with_defaults()
-ENTRIES = [(stream, method, entry) for stream in STREAMS for method, listed in defaults.read(stream).items() for entry in listed]
-ADAMW = "adamw(lr=0.0005, weight_decay=0.0001)"
+SETS = {name: defaults.read(name) for name in defaults.sets()}
+ABOUT = [(name, stream) for name, found in SETS.items() for stream in found.streams or ()]
+ENTRIES = [(name, method, entry) for name, found in SETS.items() for method, listed in found.entries.items() for entry in listed]
+ADAM, TAU = "adam(lr=0.001, weight_decay=0.0001)", "tau"
+CIFAR100 = ("split-cifar100", 1000)
 
 
-# The files.
+# The sets.
 
 
-def test_there_are_files_for_the_usual_benchmarks() -> None:
-    assert {"split-cifar10", "split-cifar100", "split-tinyimagenet"} <= set(STREAMS)
-    for stream in STREAMS:
+def test_there_are_three_sets_and_each_says_which_streams_it_is_about() -> None:
+    assert list(SETS) == ["ccl-dc", "grace-paper", "own"]
+    for found in SETS.values():
+        assert found.streams is not None
+        assert {"split-cifar10", "split-cifar100", "split-tinyimagenet"} <= set(found.streams)
+    for _, stream in ABOUT:
         family, _, dataset = stream.partition("-")
         assert family in registry.streams.names()
         assert dataset in registry.datasets.names()
 
 
-@pytest.mark.parametrize(("stream", "method", "entry"), ENTRIES)
-def test_every_entry_can_be_used_and_says_where_it_is_from(stream: str, method: str, entry: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("name", "method", "entry"), ENTRIES)
+def test_every_entry_can_be_used_and_says_where_it_is_from(name: str, method: str, entry: dict[str, Any]) -> None:
     assert method in registry.methods.names()
     assert entry["source"].strip()
     assert all(size > 0 for size in entry.get("memory", [1]))
+    assert set(entry.get("streams", [])) <= set(SETS[name].streams or ())
     options = {name: value for name, value in entry.items() if name not in (*defaults.SETTINGS, *defaults.ABOUT)}
     built = registry.methods.get(method)(**options)
     for name, value in options.items():
         assert getattr(built, name) == value
     assert options or entry.keys() & {"optimiser", "augment"}, "it says something"
+    assert isinstance(built, Method)
+    assert not isinstance(built, Addition) or not entry.keys() & {"optimiser", "augment"}, "the learner decides about those"
     if "augment" in entry:
         augment.augmentation(entry["augment"])
     if "optimiser" in entry:
         optim.build(entry["optimiser"], [(1.0, [torch.nn.Parameter(torch.zeros(1))])])
 
 
-@pytest.mark.parametrize("stream", STREAMS)
-def test_no_two_entries_of_a_method_list_the_same_size(stream: str) -> None:
-    for listed in defaults.read(stream).values():
+@pytest.mark.parametrize(("name", "stream"), ABOUT)
+def test_no_two_entries_of_a_method_list_the_same_size(name: str, stream: str) -> None:
+    benchmark = SETS[name].on(stream, 1000)
+    assert benchmark is not None
+    for listed in benchmark.entries.values():
         sizes = [size for entry in listed for size in entry.get("memory", [None])]
         assert len(sizes) == len(set(sizes))
         assert len(listed) == 1 or None not in sizes
 
 
-@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize(("name", "stream"), ABOUT)
 @pytest.mark.parametrize("memory", [200, 1000, 10_000])
-def test_every_method_resolves_to_itself_with_other_values(stream: str, memory: int) -> None:
-    for name in registry.methods.names():
-        found = resolve(name, stream, memory)
-        assert spec.parse_method(found.method).name == spec.parse_method(name).name
+def test_every_method_resolves_to_itself_with_other_values(name: str, stream: str, memory: int) -> None:
+    for method in registry.methods.names():
+        found = resolve(method, stream, memory, defaults=name)
+        assert spec.parse_method(found.method).name == spec.parse_method(method).name
         assert repr(spec.parse_method(found.method)) == found.method
+
+
+def test_the_paper_s_set_gives_the_values_of_the_mose_program() -> None:
+    assert resolve("er", *CIFAR100) == Resolved(
+        "er(recall_per_class=7)",
+        ADAM,
+        TAU,
+        "defaults grace-paper of split-cifar100, memory 1,000: "
+        f"er n_recall=64 recall_per_class=7 reduction=concat optimiser={ADAM} augment=tau",
+    )
+    scr = spec.parse_method(resolve("scr", *CIFAR100).method)
+    assert (scr.temperature, scr.projector, scr.joint_forward, scr.recall_per_class) == (0.07, "linear", True, 7)
+    assert resolve("grace", *CIFAR100).method == "grace(mose())", "what is built in"
+
+
+def test_own_set_gives_the_values_of_a_method_s_own_program() -> None:
+    found = resolve("er", *CIFAR100, defaults="own")
+    assert (found.method, found.optimiser, found.augment) == ("er(n_recall=10)", "sgd(lr=0.1)", "none")
+    assert resolve("aser", "split-cifar10", 200, defaults="own").method == "aser(n_recall=10, per_class=9)"
+    assert resolve("derpp", "split-tinyimagenet", 5000, defaults="own").method == "derpp(n_recall=32, alpha=0.1, beta=0.5)"
 
 
 # A file of our own, whose values differ from everything that is built in.
@@ -101,11 +132,15 @@ source = "here"
 """
 
 
+DIGITS = "split-digits(size=8)"
+
+
 @pytest.fixture
-def ours(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A stream that has a file."""
-    monkeypatch.setattr(defaults, "read", {"split-digits": defaults.tomllib.loads(OURS)}.__getitem__)
-    return "split-digits(size=8)"
+def ours(tmp_path: Path) -> str:
+    """A file of defaults, for any stream."""
+    file = tmp_path / "ours.toml"
+    file.write_text(OURS, encoding="utf-8")
+    return str(file)
 
 
 @pytest.mark.parametrize(
@@ -133,25 +168,41 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_what_is_not_written_comes_from_the_file(
     ours: str, written: str, memory: int, method: str, optimiser: str | None, augmentation: str | None
 ) -> None:
-    found = resolve(written, ours, memory)
+    found = resolve(written, DIGITS, memory, defaults=ours)
     assert (found.method, found.optimiser, found.augment) == (method, optimiser, augmentation)
 
 
 def test_settings_that_are_given_stay(ours: str) -> None:
-    one, other = resolve("er", ours, 100, optimiser="adam"), resolve("er", ours, 100, augment="tau")
+    one = resolve("er", DIGITS, 100, optimiser="adam", defaults=ours)
+    other = resolve("er", DIGITS, 100, augment="tau", defaults=ours)
     assert (one.optimiser, one.augment) == ("adam", "none")
     assert (other.optimiser, other.augment) == ("sgd(lr=0.5)", "tau")
 
 
 def test_what_was_taken_is_told(ours: str) -> None:
-    told = resolve("grace(er(), beta=1.0)", ours, 100, augment="tau").taken
-    assert told == "defaults of split-digits, memory 100: er n_recall=7 optimiser=sgd(lr=0.5)"
-    assert resolve("er(n_recall=1)", ours, 2000).taken == ""
-    assert resolve("er", ours, 2000).taken == "defaults of split-digits, memory 2,000: er n_recall=9 (those listed for 1,000)"
+    def told(method: str, memory: int, **settings: str) -> str:
+        return resolve(method, DIGITS, memory, **settings, defaults=ours).taken.removeprefix(
+            f"defaults {ours} of split-digits, memory "
+        )
+
+    assert told("grace(er(), beta=1.0)", 100, augment="tau") == "100: er n_recall=7 optimiser=sgd(lr=0.5)"
+    assert told("er(n_recall=1)", 2000) == "2,000: nothing for er"
+    assert told("er", 2000) == "2,000: er n_recall=9 (those listed for 1,000)"
+    assert told("grace(mir(), beta=1.0)", 100) == "100: nothing for mir and grace"
 
 
-def test_a_stream_without_a_file_changes_nothing() -> None:
+def test_an_entry_holds_for_the_streams_that_it_lists(tmp_path: Path) -> None:
+    file = tmp_path / "some.toml"
+    entries = '[[er]]\nstreams = ["split-mnist"]\nn_recall = 3\n[[er]]\nstreams = ["split-digits"]\nn_recall = 4'
+    file.write_text('streams = ["split-digits", "split-mnist"]\n' + entries, encoding="utf-8")
+    found = {stream: resolve("er", stream, 100, defaults=str(file)) for stream in ("split-mnist", "split-digits", "split-cifar10")}
+    assert [one.method for one in found.values()] == ["er(n_recall=3)", "er(n_recall=4)", "er"]
+    assert found["split-cifar10"].taken == f"defaults {file}: nothing for split-cifar10"
+
+
+def test_a_stream_that_no_set_is_about_changes_nothing() -> None:
     assert resolve("  ER ", "split-digits(size=8)", 1000, None, "tau") == Resolved("  ER ", None, "tau")
+    assert resolve("er", "split-cifar100", 1000, defaults="none") == Resolved("er", None, None)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +210,29 @@ def test_a_stream_without_a_file_changes_nothing() -> None:
 )
 def test_a_stream_is_known_by_its_first_words(stream: str) -> None:
     found = resolve("er", stream, 1000)
-    assert (found.method, found.optimiser, found.augment) == ("er()", ADAMW, "full")
+    assert (found.method, found.optimiser, found.augment) == ("er(recall_per_class=7)", ADAM, TAU)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        (
+            "owns",
+            None,
+            "--defaults 'owns' is no set; did you mean 'own'? (there are: ccl-dc, grace-paper, own, none, or your own FILE.toml)",
+        ),
+        ("paper", None, "--defaults 'paper' is no set"),
+        ("missing.toml", None, "there is no such file"),
+        ("bad.toml", "[[er]", "is not a TOML file"),
+        ("bad.toml", "[er]\nn_recall = 3", "'er' is not an entry; begin each with [[method]], such as [[er]]"),
+        ("bad.toml", "[[er]]\nn_recal = 3", "er has no option 'n_recal'; did you mean 'n_recall'?"),
+    ],
+)
+def test_a_bad_set_is_told_in_a_sentence(name: str, text: str | None, sentence: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        resolve("er", "split-digits", 100, defaults=str(tmp_path / name) if name.endswith(".toml") else name)
 
 
 # The command.
@@ -177,32 +250,40 @@ def configured(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
 CIFAR = ("--stream", "split-cifar100", "--memory", "1000", "--device", "cpu")
 
 
-def test_the_command_uses_the_file_and_says_so(configured: list[RunConfig], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_uses_the_set_and_says_so(configured: list[RunConfig], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.call(["run", "er", "er", "grace", *CIFAR, "--seeds", "0-1"]) == 0
     assert [(config.method, config.optimiser, config.augment) for config in configured] == [
-        *[("er()", ADAMW, "full")] * 4,
-        *[("grace(mose())", optim.DEFAULT, "tau")] * 2,
+        *[("er(recall_per_class=7)", ADAM, TAU)] * 4,
+        *[("grace(mose())", optim.DEFAULT, TAU)] * 2,
     ]
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2, "one for each method"
-    assert lines[0] == f"defaults of split-cifar100, memory 1,000: er n_recall=64 reduction=concat optimiser={ADAMW} augment=full"
+    assert lines[0] == resolve("er", *CIFAR100).taken
 
 
 @pytest.mark.parametrize(
-    ("options", "optimiser", "augmentation"),
+    ("options", "optimiser", "augmentation", "told"),
     [
-        (["--defaults", "none"], optim.DEFAULT, "tau"),
-        (["--optimiser", "sgd(lr=0.1)"], "sgd(lr=0.1)", "full"),
-        (["--augment", "none"], ADAMW, "none"),
-        (["--defaults", "none", "--augment", "none"], optim.DEFAULT, "none"),
+        (["--defaults", "none"], optim.DEFAULT, "tau", ""),
+        (["--defaults", "own"], "sgd(lr=0.1)", "none", "defaults own of split-cifar100"),
+        (["--defaults", "own", "--optimiser", "sgd(lr=0.2)"], "sgd(lr=0.2)", "none", "defaults own of split-cifar100"),
+        (["--defaults", "ccl-dc", "--augment", "none"], "adamw(lr=0.0005, weight_decay=0.0001)", "none", "defaults ccl-dc of"),
+        (["--defaults", "none", "--augment", "none"], optim.DEFAULT, "none", ""),
     ],
 )
-def test_options_come_before_the_file(
-    configured: list[RunConfig], options: list[str], optimiser: str, augmentation: str, capsys: pytest.CaptureFixture[str]
+def test_options_come_before_the_set(
+    configured: list[RunConfig],
+    options: list[str],
+    optimiser: str,
+    augmentation: str,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert cli.call(["run", "er", *CIFAR, *options]) == 0
     assert (configured[0].optimiser, configured[0].augment) == (optimiser, augmentation)
-    assert ("defaults of" in capsys.readouterr().err) == ("none" not in options or "--defaults" not in options)
+    printed = capsys.readouterr().err
+    assert printed.startswith(told)
+    assert bool(printed) == bool(told)
 
 
 def test_without_a_file_the_command_is_what_it_was(configured: list[RunConfig], capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,7 +296,7 @@ def test_the_run_holds_the_values_themselves(ours: str, tmp_path: Path) -> None:
     """The folder needs no file of defaults any more: the same run by hand is the same folder."""
     words = [
         "--stream",
-        ours,
+        DIGITS,
         "--memory",
         "100",
         "--net",
@@ -227,7 +308,7 @@ def test_the_run_holds_the_values_themselves(ours: str, tmp_path: Path) -> None:
         "--out",
         str(tmp_path),
     ]
-    assert cli.call(["run", "er", *words]) == 0
+    assert cli.call(["run", "er", "--defaults", ours, *words]) == 0
     written = [json.loads(file.read_text(encoding="utf-8")) for file in tmp_path.rglob("config.json")]
     assert [(one["method"], one["optimiser"], one["augment"]) for one in written] == [("er(n_recall=7)", "sgd(lr=0.5)", "none")]
     by_hand = ["er(n_recall=7)", "--optimiser", "sgd(lr=0.5)", "--augment", "none", "--defaults", "none"]

@@ -80,7 +80,7 @@ def run(
     taps: int | None = None,
     augment: str | None = None,
     optimiser: str | None = None,
-    defaults: Literal["paper", "none"] = "paper",
+    defaults: str = "grace-paper",
     device: str = "auto",
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     compile: bool = False,
@@ -108,9 +108,10 @@ def run(
         seeds: such as 0-4 or 0,3,7; the same seed gives every method the same stream
         steps: stop the stream after so many batches
         taps: tapped layers, counted from the last; by default 4 for methods that work on layers, else 1
-        augment: none, tau, simclr, partial or full (default: the benchmark's for the method, else tau)
+        augment: none, tau, simclr, partial, full or mild (default: the benchmark's for the method, else tau)
         optimiser: such as "sgd(lr=0.1)" (default: the benchmark's for the method, else "adam(lr=0.001, weight_decay=0.0001)")
-        defaults: whether papers' values for this stream and memory fill in what is not given here; none leaves the built-in ones
+        defaults: what fills in options not given here, on benchmarks: grace-paper is the frame of the paper's system for every
+            method, own what each method's own paper used, ccl-dc later online work's, none the built-in values; or your FILE.toml
         device: cpu, cuda, cuda:1, or auto
         precision: of forward and losses
         compile: let torch.compile fuse the backbone; worth its minute from some hundred steps on
@@ -126,7 +127,7 @@ def run(
         threads: of each run (default: the cores, shared out); with equal threads a run has equal bits, whatever --jobs
     """
     plugins = load_plugins(plugin)
-    from gracecl.defaults import Resolved, resolve
+    from gracecl.defaults import resolve
     from gracecl.jobs import run_all
     from gracecl.run import RunConfig, Work
 
@@ -135,11 +136,9 @@ def run(
     numbers = dict.fromkeys(parse_numbers(seeds, "--seeds"))
     if not numbers:
         raise UserError(f"--seeds '{seeds}' names none; write for example 0-4 or 0,3,7")
-    settings = [Resolved(method, optimiser, augment) for method in methods]
-    if defaults == "paper":
-        settings = [resolve(method, stream, memory, optimiser, augment) for method in methods]
-        for line in dict.fromkeys(found.taken for found in settings if found.taken):
-            print(line, file=sys.stderr)
+    settings = [resolve(method, stream, memory, optimiser, augment, defaults) for method in methods]
+    for line in dict.fromkeys(found.taken for found in settings if found.taken):
+        print(line, file=sys.stderr)
     configs = [
         RunConfig(
             method=found.method,
