@@ -27,6 +27,8 @@ EVERY = {
     "der",
     "derpp",
     "lode",
+    "gsa",
+    "il2a",
 }
 BESIDE = {"sgd", "joint", "er", "mose", "grace"}
 

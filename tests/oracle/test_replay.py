@@ -13,7 +13,7 @@ from gracecl.memory import Memories
 from gracecl.spec import parse_method
 from gracecl.testing import feed, toy_engine, toy_stream
 
-REPLAYING = ["er", "mir", "gss", "aser", "er_ace", "er_aml", "pcr", "scr"]
+REPLAYING = ["er", "mir", "gss", "aser", "er_ace", "er_aml", "pcr", "scr", "il2a"]
 
 
 @pytest.mark.parametrize("name", REPLAYING)
@@ -24,7 +24,7 @@ def test_repeats_and_bad_numbers(name: str) -> None:
             parse_method(text)
 
 
-@pytest.mark.parametrize("name", ["er", "mir", "er_ace", "er_aml", "pcr"])
+@pytest.mark.parametrize("name", ["er", "mir", "er_ace", "er_aml", "pcr", "il2a"])
 def test_the_nearest_class_mean_of_the_memory_predicts_where_asked_to(name: str) -> None:
     engine, stream = toy_engine(f"{name}(inference='ncm')", memory=30), toy_stream()
     feed(engine, stream)

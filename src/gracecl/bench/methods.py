@@ -41,6 +41,8 @@ LEARNERS = (
     "lode()",
     "ema(derpp())",
     "ema(rar(er(), iterations=3, augmentation='run'))",
+    "gsa()",
+    "il2a()",
     "mose()",
     "grace(mose())",
 )
