@@ -148,7 +148,7 @@ class Engine:
         def view() -> Tensor:
             return self._assemble({"new": Rows(np.arange(len(new)))}, new, repeat).x
 
-        return self.method.plan(replace(new, view=view, rate=rate), self.memories, self._rng("plan", repeat))
+        return self.method.plan(replace(new, view=view, rate=rate, repeat=repeat), self.memories, self._rng("plan", repeat))
 
     def _nothing(self) -> Incoming:
         """A batch of the stream without images, for steps on the memory alone."""

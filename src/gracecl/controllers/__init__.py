@@ -43,19 +43,31 @@ LEAST_SPREAD = 1e-8
 class Signals:
     """What the tapped layers show of themselves in one step."""
 
-    def __init__(self, logits: Tensor, accuracy: Tensor, labels: Tensor | None = None, classes: Tensor | None = None) -> None:
-        """`logits [L, B, C]`; `accuracy [L]` on past images, NaN before it was measured; `classes [C]` that the entropy spans."""
+    def __init__(
+        self,
+        logits: Tensor,
+        accuracy: Tensor,
+        labels: Tensor | None = None,
+        classes: Tensor | None = None,
+        *,
+        summed: bool = False,
+    ) -> None:
+        """`logits [L, B, C]`; `accuracy [L]` on past images, NaN before it was measured; `classes [C]` that the entropy spans.
+
+        With `summed`, entropies are summed over the images instead of averaged.
+        """
         self.logits, self.accuracy, self.labels, self._classes = logits, accuracy, labels, classes
+        self._per_image = logits.shape[1] if summed else 1
 
     @cached_property
     def entropy(self) -> Tensor:
-        """`[L]`: mean entropy of each layer's softmax, in nats; gradients flow through it."""
-        return entropy(self.logits, self._classes)
+        """`[L]`: mean (or summed) entropy of each layer's softmax, in nats; gradients flow through it."""
+        return self._per_image * entropy(self.logits, self._classes)
 
     @property
     def widest(self) -> Tensor | float:
         """The entropy of a head that knows nothing: ln of the number of outputs that the entropy spans."""
-        return math.log(self.logits.shape[-1]) if self._classes is None else self._classes.sum().log()
+        return self._per_image * (math.log(self.logits.shape[-1]) if self._classes is None else self._classes.sum().log())
 
     @cached_property
     def pull(self) -> Tensor:
@@ -73,7 +85,7 @@ class Signals:
         h = -(p * log_p).sum(dim=-1, keepdim=True)
         of_entropy = (p * (log_p + h)).flatten(1).norm(dim=1)
         of_cross_entropy = (logits.softmax(dim=-1) - F.one_hot(self.labels, p.shape[-1])).flatten(1).norm(dim=1)
-        ratio: Tensor = of_entropy / of_cross_entropy.clamp(min=1e-12)
+        ratio: Tensor = self._per_image * of_entropy / of_cross_entropy.clamp(min=1e-12)
         return ratio
 
 
@@ -88,7 +100,9 @@ class Controller:
     unbiased: bool = False
     """divide by L - 1 instead of L in standard deviations over the layers"""
     sigma_floor: float = LEAST_SPREAD
-    """smallest standard deviation that a relative value is divided by"""
+    """smallest standard deviation that a relative entropy is divided by"""
+    accuracy_floor: float = LEAST_SPREAD
+    """smallest standard deviation that a relative accuracy is divided by; differences well below it leave α near 1"""
 
     def __post_init__(self) -> None:
         spec.check_fields(self, controllers.name_of(type(self)))
@@ -104,7 +118,7 @@ class Controller:
         """α: layers that know less of the past than the others weigh more; 1 as long as nothing is known about the past."""
         if not self.adaptive:
             return torch.ones_like(accuracy)
-        return torch.exp(torch.tanh(-self.relative(accuracy))).nan_to_num(nan=1.0)
+        return torch.exp(torch.tanh(-self.relative_accuracy(accuracy))).nan_to_num(nan=1.0)
 
     def strengths(self, signals: Signals) -> Tensor:
         """γ: the factor of each layer's entropy in the objective."""
@@ -118,8 +132,11 @@ class Controller:
         """The derivative of each layer's term with respect to its entropy."""
         return gamma
 
-    def relative(self, values: Tensor) -> Tensor:
-        return relative(values, self.unbiased, self.sigma_floor)
+    def relative(self, entropies: Tensor) -> Tensor:
+        return relative(entropies, self.unbiased, self.sigma_floor)
+
+    def relative_accuracy(self, accuracy: Tensor) -> Tensor:
+        return relative(accuracy, self.unbiased, self.accuracy_floor)
 
     def after_step(self, signals: Signals) -> None:
         """For rules with a memory: once per step, after it."""

@@ -23,8 +23,8 @@ class Memories:
         self._shape, self._device = shape, device
         self.beyond_budget = 0
         """slots of scratch stores; a run notes them in its config.json"""
-        self.oracle: Callable[[], tuple[Tensor, Ints]] | None = None
-        """test images and labels of the tasks so far, where the run has them: for diagnosis, never for a result"""
+        self.oracle: Callable[[], tuple[Tensor, Ints, Ints]] | None = None
+        """test images, labels and tasks of the tasks so far, where the run has them: for diagnosis, never for a result"""
 
     @property
     def replay(self) -> Memory:

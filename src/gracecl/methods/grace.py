@@ -13,8 +13,10 @@ stay. The rule that makes α and γ is a controller (`controllers/`); `strength`
 Differences from the paper, which contradicts itself in places; each choice is an option below: α_l L_l is summed in every
 mini-batch (the printed algorithm sums it once, before any batch exists); γ is not differentiated; std is that of a complete set;
 where all layers agree (std below 1e-8) z is 0; the past is the replay memory at the task boundary, so α moves no image out of the
-budget; entropies are taken over all images of the step and all outputs. Predictions are the inner method's. On a stream without
-task marks α is renewed every `refresh_every` steps, which is our extension.
+budget, and the task that just ended belongs to it (`past_tasks`); accuracies are those of the linear heads (`past_head`); entropies
+are those of the heads' softmax (the printed algorithm takes the softmax of the features: `entropy_of`), of every layer
+(`entropy_layers`), averaged (`entropy_sum`) over all images of the step and spread over all outputs. Predictions are the inner
+method's. On a stream without task marks α is renewed every `refresh_every` steps, which is our extension.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from gracecl.errors import UserError
 from gracecl.feedback import Feedback
 from gracecl.memory import Memories
 from gracecl.method import Boundaries, Method, Wrapper
+from gracecl.nets.class_means import class_means, nearest_mean
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 
@@ -56,10 +59,22 @@ class Grace(Wrapper):
     theorems say. cpr_literal: -β e^tanh(z) H. uniform: β H. none: nothing"""
     adaptive: bool = True
     """whether α follows the past accuracies; False is the ablation without adaptive training, α = 1"""
-    alpha_on: Literal["ce", "ce_new", "all"] = "ce"
-    """which rows α multiplies: cross-entropy, cross-entropy on the current task alone, or every row"""
+    alpha_on: Literal["ce", "ce_new", "ce_past", "all", "entropy"] = "ce"
+    """which rows α multiplies: cross-entropy, that on the block of new images alone, that on the balanced or replayed block
+    alone, every row of the inner method, or the entropy row alone (α γ H, "reducing the impact of regularisation")"""
     val_source: Literal["buffer", "heldout", "test_oracle"] = "buffer"
     """images that give A: the replay memory; a tenth of its slots that is never replayed; the test sets (for diagnosis only)"""
+    past_tasks: Literal["all", "finished"] = "all"
+    """tasks that A is measured on: all met so far, or all but the newest, so that α stays 1 until two tasks are done; on a stream
+    without task marks every image counts"""
+    past_head: Literal["linear", "ncm"] = "linear"
+    """what A is the accuracy of: each layer's linear head, or the nearest class mean of the memory's features in each layer"""
+    entropy_of: Literal["head", "features"] = "head"
+    """whose softmax the entropy is taken of: the heads' outputs, or the features themselves, as Algorithm 1 prints it"""
+    entropy_layers: Literal["all", "last"] = "all"
+    """layers whose entropy is added: all, or the deepest alone, as the paper describes CPR"""
+    entropy_sum: bool = False
+    """sum entropies over the images of the step instead of averaging them"""
     entropy_on: Literal["all", "new", "stream"] = "all"
     """images whose entropy counts: all supervised rows, the block of new images, or the raw views of the stream's own images"""
     classes: Literal["all", "seen"] = "all"
@@ -69,10 +84,12 @@ class Grace(Wrapper):
     attached: bool = False
     """let gradients flow through γ, which strength="paper" may do"""
     sigma_floor: float = 1e-8
-    """smallest standard deviation that z is divided by; below 1e-8, z is 0"""
+    """smallest standard deviation of the entropies that z is divided by; below 1e-8, z is 0"""
+    accuracy_floor: float = 1e-8
+    """smallest standard deviation of the accuracies that s is divided by; differences well below it leave α near 1"""
     strength: str = "paper"
     """the rule that makes γ: paper, bayes, pi, balance or one of your own, with options as in "bayes(c=1, tau=0.5)"; beta,
-    adaptive, unbiased and sigma_floor hold for each of them"""
+    adaptive, unbiased and the two floors hold for each of them"""
     refresh_every: int = 500
     """steps after which α is renewed on a stream without task marks; 0 leaves it at 1 there"""
 
@@ -83,6 +100,10 @@ class Grace(Wrapper):
         super().__post_init__()
         if self.refresh_every < 0:
             raise UserError(f"grace: refresh_every cannot be negative, as {self.refresh_every} is; 0 means never")
+        if self.entropy_of == "features" and self.classes == "seen":
+            raise UserError("grace: the softmax of features spans features, not classes; use classes='all' with entropy_of='features'")
+        if self.entropy_of == "features" and registry.normal(spec.parse_call(self.strength).name) == "balance":
+            raise UserError("grace: strength='balance' compares gradients at the heads; use entropy_of='head' with it")
         self.controller()  # refuses a bad rule now, not at the first step
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
@@ -93,7 +114,7 @@ class Grace(Wrapper):
 
     def controller(self) -> Controller:
         """The rule that `strength` names, with this method's options where the expression gives none."""
-        shared = {name: getattr(self, name) for name in ("beta", "adaptive", "unbiased", "sigma_floor")}
+        shared = {name: getattr(self, name) for name in ("beta", "adaptive", "unbiased", "sigma_floor", "accuracy_floor")}
         readings = {"entropy_mode": self.entropy_mode, "attached": self.attached}
         if registry.normal(spec.parse_call(self.strength).name) == "paper":
             return controllers.build(self.strength, **shared | readings)
@@ -103,21 +124,28 @@ class Grace(Wrapper):
 
     def end_task(self, memories: Memories, progress: Progress) -> None:
         super().end_task(memories, progress)
-        self.look_back(memories)
+        self.look_back(memories, progress)
 
-    def look_back(self, memories: Memories) -> None:
-        """What α follows from now on: how well each head still knows the past."""
-        images, labels = self.past(memories)
+    def look_back(self, memories: Memories, progress: Progress) -> None:
+        """What α follows from now on: how well each layer still knows the past."""
+        images, labels = self.past(memories, progress)
         if len(labels) and self.trains_on_stream:  # else its heads know nothing yet, and α stays 1
-            self.feedback.accuracy = head_accuracies(self.eval_net, images, labels)
+            means = memory_means(self.eval_net, memories, progress) if self.past_head == "ncm" else None
+            self.feedback.accuracy = layer_accuracies(self.eval_net, images, labels, means)
 
-    def past(self, memories: Memories) -> tuple[Tensor, Ints]:
+    def past(self, memories: Memories, progress: Progress) -> tuple[Tensor, Ints]:
+        """Images of the past and their labels."""
         if self.val_source == "test_oracle":
             if memories.oracle is None:
                 raise UserError("grace: val_source='test_oracle' needs a stream with test images; use 'buffer' or 'heldout' here")
-            return memories.oracle()
-        store = memories["heldout"] if self.val_source == "heldout" else memories.replay
-        return store.images[: len(store)], store.labels[: len(store)]
+            images, labels, tasks = memories.oracle()
+        else:
+            store = memories["heldout"] if self.val_source == "heldout" else memories.replay
+            images, labels, tasks = store.images[: len(store)], store.labels[: len(store)], store.tasks[: len(store)]
+        if self.past_tasks == "all" or progress.task == NO_TASK:
+            return images, labels
+        older = np.flatnonzero(tasks != progress.task)
+        return images[torch.from_numpy(older).to(images.device)], labels[older]
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         signals = self.signals(out, batch)
@@ -127,21 +155,31 @@ class Grace(Wrapper):
         if self.entropy_mode != "none" and controller.beta != 0:
             if "entropy" in table:
                 raise UserError(f"{self!r}: {self.inner!r} has an entropy row already; one grace is enough")
-            table["entropy"] = controller.term(signals, gamma)
+            table["entropy"] = self.entropy_row(controller.term(signals, gamma), alpha)
         table |= {f"log/{name}": value for name, value in self.feedback.described(signals, alpha, gamma).items()}
-        if batch.progress.step % RATIO_EVERY == 0:
+        if batch.progress.step % RATIO_EVERY == 0 and self.entropy_of == "head":
             table["log/gradient_ratio"] = self.feedback.gradient_ratio(signals, alpha, gamma)
         return table
 
+    def entropy_row(self, term: Tensor, alpha: Tensor) -> Tensor:
+        """The entropy's term of each layer that has one, with α if it acts here."""
+        if self.entropy_layers == "last":
+            term = torch.cat([torch.zeros_like(term[:-1]), term[-1:]])
+        return alpha * term if self.alpha_on == "entropy" else term
+
     def signals(self, out: Taps, batch: Batch) -> Signals:
         """What the layers show on the images whose entropy counts."""
-        rows = self.entropy_rows(batch)
-        return Signals(out.logits[:, rows], self.feedback.accuracy, batch.y[rows], batch.seen if self.classes == "seen" else None)
+        rows, accuracy = self.entropy_rows(batch), self.feedback.accuracy
+        if self.entropy_of == "features":
+            return Signals(out.features[:, rows], accuracy, summed=self.entropy_sum)
+        classes = batch.seen if self.classes == "seen" else None
+        return Signals(out.logits[:, rows], accuracy, batch.y[rows], classes, summed=self.entropy_sum)
 
     def weighted(self, table: LossTable, alpha: Tensor) -> LossTable:
         """The inner table with α on the rows it acts on."""
         chosen = {row for row in table if is_loss(row) and self.acts_on(row)}
-        if not chosen:
+        nothing_past_yet = self.alpha_on == "ce_past" and "ce/new" in table
+        if not chosen and self.alpha_on != "entropy" and not nothing_past_yet:
             raise UserError(
                 f"{self!r}: {self.inner!r} has no loss row for alpha_on='{self.alpha_on}' "
                 f"(its rows: {', '.join(table)}); use alpha_on='all' or another that matches"
@@ -149,9 +187,16 @@ class Grace(Wrapper):
         return {row: alpha * value if row in chosen else value for row, value in table.items()}
 
     def acts_on(self, row: str) -> bool:
-        if self.alpha_on == "all":
-            return True
-        return row == "ce/new" if self.alpha_on == "ce_new" else row.split("/")[0] == "ce"
+        match self.alpha_on:
+            case "all":
+                return True
+            case "entropy":
+                return False
+            case "ce_new":
+                return row == "ce/new"
+            case "ce_past":
+                return row in ("ce/balanced", "ce/replay")
+        return row.split("/")[0] == "ce"
 
     def entropy_rows(self, batch: Batch) -> slice | Tensor:
         if self.entropy_on == "stream":
@@ -184,7 +229,7 @@ class Grace(Wrapper):
         super().observe(memories, new, rng)
         step = new.progress.step + 1
         if new.progress.task == NO_TASK and self.refresh_every and step % self.refresh_every == 0:
-            self.look_back(memories)
+            self.look_back(memories, new.progress)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | self.feedback.state_dict()
@@ -195,14 +240,23 @@ class Grace(Wrapper):
 
     def task_values(self) -> dict[str, list[float]]:
         controller, accuracy = self.feedback.controller, self.feedback.accuracy
-        values = {"A": accuracy, "s": controller.relative(accuracy), "alpha": controller.weights(accuracy)}
+        values = {"A": accuracy, "s": controller.relative_accuracy(accuracy), "alpha": controller.weights(accuracy)}
         return super().task_values() | {name: value.tolist() for name, value in values.items()}
 
 
-def head_accuracies(net: TappedNet, images: Tensor, labels: Ints) -> Tensor:
-    """[L]: share of images that each linear head gets right, its argmax taken over all outputs."""
+def layer_accuracies(net: TappedNet, images: Tensor, labels: Ints, means: Tensor | None = None) -> Tensor:
+    """[L]: share of images that each layer gets right, by its linear head over all outputs or by the nearest of its class means."""
     device = net.classifier.weight.device
     right = torch.zeros(net.layers, device=device)
     for rows, taps in net.sweep(images):
-        right += (taps.logits.argmax(dim=-1) == torch.from_numpy(labels[rows]).to(device)).sum(dim=-1)
+        scores = taps.logits
+        if means is not None:  # the means of classes not met so far are 0
+            scores = nearest_mean(taps.features, means).masked_fill((means == 0).all(dim=-1)[:, None], -torch.inf)
+        right += (scores.argmax(dim=-1) == torch.from_numpy(labels[rows]).to(device)).sum(dim=-1)
     return right / len(labels)
+
+
+def memory_means(net: TappedNet, memories: Memories, progress: Progress) -> Tensor:
+    """`[L, C, D]`: the class means of what the replay memory holds."""
+    memory = memories.replay
+    return class_means(net, memory.images[: len(memory)], memory.labels[: len(memory)], progress.seen)

@@ -1,0 +1,96 @@
+"""Several small updates in place of a large one, around any method: the same number of images, more steps. A method of our own.
+
+    for each batch of the stream, for update u = 1 .. U:
+        plan <- what the inner method would train on, drawn anew from memory
+        with V views of each image:
+            U <= V: keep V/U of the views
+            U >  V: keep one view, and of every block each (U/V)-th image
+        step on the inner method's losses of what is kept
+    memory <- as the inner method, once per batch
+
+Each view of a stream image is seen once, as without the wrapper, so the cost in images is that of the inner method's one step. What
+changes is how many optimiser steps they buy: MOSE spends 384 images on each. Views are shared out so that the first update of two
+has the first and the last of four (MOSE: raw, and mirrored and cropped), the second the two between.
+
+Differences from a paper: none, there is none. Batch statistics and contrast see fewer images at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gracecl.augment import View
+from gracecl.core import Batch, Incoming, Rows, Taps
+from gracecl.errors import UserError
+from gracecl.memory import Memories
+from gracecl.method import Method, Wrapper
+from gracecl.registry import methods
+
+
+@methods.register("multi_update")
+@dataclass(eq=False, repr=False)
+class MultiUpdate(Wrapper):
+    """Several small updates per batch from the images of one large one, around any method."""
+
+    inner: Method = "mose()"  # type: ignore[assignment]
+    """the method whose step is shared out"""
+    updates: int = 4
+    """U, optimiser steps in place of each of the inner method's; a divisor or a multiple of its number of views"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.updates < 1:
+            raise UserError(f"multi_update: updates must be at least 1, not {self.updates}")
+
+    @property
+    def repeats(self) -> int:  # type: ignore[override]
+        return self.updates * self.inner.repeats
+
+    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+        step, self.turn = divmod(new.repeat, self.updates)
+        if self.turn == 0:
+            self.gathered: dict[str, Tensor] = {}
+        plan = super().plan(replace(new, repeat=step), memories, rng)
+        kept = {block: self.part_of(rows, len(super(MultiUpdate, self).views(block, ()))) for block, rows in plan.items()}
+        self.batch, self.stream_rows = len(new), next((rows.stream for rows in kept.values() if len(rows.stream)), new.labels[:0])
+        return {block: rows for block, rows in kept.items() if len(rows)}
+
+    def part_of(self, rows: Rows, views: int) -> Rows:
+        """The images of a block that this update keeps: every n-th, or all where there are fewer than updates."""
+        groups, parts = self.shares(views)
+        mine = slice(self.turn // groups, None, parts)
+        stream, slots = (images[mine] if len(images) >= parts else images for images in (rows.stream, rows.slots))
+        return replace(rows, stream=stream, slots=slots)
+
+    def views(self, block: str, augment: View) -> Sequence[View]:
+        views = super().views(block, augment)
+        groups, _ = self.shares(len(views))
+        return [view for place, view in enumerate(views) if there_and_back(place, groups) == self.turn % groups]
+
+    def shares(self, views: int) -> tuple[int, int]:
+        """Into how many groups the views are shared out, and into how many parts the images."""
+        fewer, more = sorted((self.updates, views))
+        if more % fewer:
+            raise UserError(
+                f"multi_update: {self.updates} updates cannot share out {views} views of each image; use a divisor or a multiple"
+            )
+        return fewer, self.updates // fewer
+
+    def notes(self, out: Taps, batch: Batch) -> dict[str, Tensor]:
+        """Those of this update's images beside those of the updates before it: after the last, the whole batch's."""
+        for name, value in super().notes(out, batch).items():
+            if name not in self.gathered:
+                self.gathered[name] = value.new_zeros(self.batch, *value.shape[1:])
+            self.gathered[name][torch.from_numpy(self.stream_rows).to(value.device)] = value
+        return self.gathered
+
+
+def there_and_back(place: int, groups: int) -> int:
+    """0, 1, 2, 2, 1, 0, 0, 1, …: the group of each view in turn, first and last together."""
+    row, column = divmod(place, groups)
+    return groups - 1 - column if row % 2 else column

@@ -1,0 +1,121 @@
+"""multi_update: which images and views each update gets, that all of them together are the inner step's, and what is stored."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gracecl.core import Batch, Incoming
+from gracecl.engine import Engine
+from gracecl.errors import UserError
+from gracecl.testing import feed, toy_engine, toy_stream
+
+
+def batches(engine: Engine, stream: Any, step: int) -> list[Batch]:
+    """What the updates of a step train on."""
+    piece = stream.batch(step)
+    feed(engine, stream, until=step)
+    engine._advance(piece.labels, piece.task)
+    new = Incoming(piece.x, piece.labels, piece.sources, engine.progress)
+    plans = ((repeat, engine._plan(new, repeat)) for repeat in range(engine.method.repeats))
+    return [engine._assemble(plan, new, repeat) for repeat, plan in plans if plan]
+
+
+def stream_images(batch: Batch) -> Counter[int]:
+    """How often each image of the stream stands in the first block."""
+    block = next(iter(batch.blocks.values()))
+    rows = np.concatenate([block.view(number).start + np.arange(block.from_stream) for number in range(block.views)])
+    return Counter(batch.sources[rows].tolist())
+
+
+@pytest.mark.parametrize(
+    ("inner", "updates", "views"),
+    [
+        ("mose(n_recall=8)", 4, 1),
+        ("mose(n_recall=8)", 2, 2),
+        ("mose(n_recall=8)", 8, 1),
+        ("er(n_recall=8)", 3, 1),
+        ("scr(n_recall=8)", 2, 1),
+    ],
+)
+def test_the_updates_of_a_batch_are_the_inner_steps_images(inner: str, updates: int, views: int) -> None:
+    stream = toy_stream(batch=6)
+    whole = batches(toy_engine(inner), stream, 5)
+    parts = batches(toy_engine(f"multi_update({inner}, updates={updates})"), stream, 5)
+    assert (len(whole), len(parts)) == (1, updates)
+    assert all(block.views == views for part in parts for block in part.blocks.values())
+    assert sum((stream_images(part) for part in parts), Counter()) == stream_images(whole[0])
+    assert sum(len(part) for part in parts) == len(whole[0])
+    if updates > 1:
+        memory = [frozenset(part.sources[part.sources >= 1 << 40].tolist()) for part in parts]
+        assert len(set(memory)) > 1, "each update draws anew"
+
+
+def test_two_updates_share_four_views_first_with_last() -> None:
+    one, two = batches(toy_engine("multi_update(mose(n_recall=8), updates=2)"), toy_stream(batch=6), 5)
+    whole = batches(toy_engine("mose(n_recall=8)"), toy_stream(batch=6), 5)[0]
+    n = whole.blocks["new"].from_stream
+    raw, mirrored = (whole.x[whole.blocks["new"].view(view)][:n] for view in (0, 1))
+    assert torch.equal(one.x[one.blocks["new"].view(0)][:n], raw)
+    assert torch.equal(two.x[two.blocks["new"].view(0)][:n], mirrored)
+    assert [part.blocks["new"].raw_views for part in (one, two)] == [(0,), (0,)]
+
+
+def test_what_is_stored_beside_an_image_is_its_own_updates() -> None:
+    """DER keeps the logits of each stream image: those of the update that held it, in the order of the batch."""
+    engine, seen = toy_engine("multi_update(der(n_recall=6), updates=3)", memory=40), []
+    inner, notes_of = engine.method.inner, engine.method.inner.notes
+
+    def spy(out: Any, batch: Batch) -> dict[str, torch.Tensor]:
+        notes = notes_of(out, batch)
+        seen.append((batch.sources[batch.rows("new")], notes["logits"]))
+        return notes
+
+    inner.notes = spy
+    feed(engine, toy_stream(batch=6), until=1)
+    stored, expected = engine.memories.replay.notes["logits"], torch.empty(6, 1, 6)
+    first = toy_stream(batch=6).batch(0).sources.tolist()
+    for sources, logits in seen:
+        expected[[first.index(source) for source in sources.tolist()]] = logits
+    assert len(seen) == 3
+    assert torch.equal(stored[:6], expected)
+
+
+def test_as_many_steps_as_updates_and_the_inner_methods_repeats() -> None:
+    engine = toy_engine("multi_update(er(n_recall=8, mem_iters=2), updates=4)")
+    assert engine.method.repeats == 8
+    steps = 0
+    step = engine.optimiser.step
+
+    def count(*args: Any, **options: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        return step(*args, **options)
+
+    engine.optimiser.step = count  # type: ignore[method-assign]
+    feed(engine, toy_stream(batch=6), until=1)
+    assert steps == 8
+
+
+def test_one_update_is_the_inner_method_to_the_bit() -> None:
+    one, two = toy_engine("mose(n_recall=8)"), toy_engine("multi_update(mose(n_recall=8), updates=1)")
+    for engine in (one, two):
+        feed(engine, toy_stream(), until=12)
+    for a, b in zip(one.net.state_dict().values(), two.net.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_batch_with_fewer_images_than_updates_is_trained_on_whole() -> None:
+    parts = batches(toy_engine("multi_update(er(n_recall=8), updates=4)"), toy_stream(batch=2), 6)
+    assert [part.blocks["all"].from_stream for part in parts] == [2, 2, 2, 2]
+
+
+def test_updates_that_do_not_fit_are_told() -> None:
+    with pytest.raises(UserError, match="updates must be at least 1, not 0"):
+        toy_engine("multi_update(er(), updates=0)")
+    with pytest.raises(UserError, match="3 updates cannot share out 4 views"):
+        feed(toy_engine("multi_update(mose(), updates=3)"), toy_stream(), until=3)
