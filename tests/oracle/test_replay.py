@@ -13,7 +13,7 @@ from gracecl.memory import Memories
 from gracecl.spec import parse_method
 from gracecl.testing import feed, toy_engine, toy_stream
 
-REPLAYING = ["er", "mir", "gss", "aser", "er_ace", "er_aml", "pcr", "scr", "il2a"]
+REPLAYING = ["er", "mir", "gss", "aser", "er_ace", "er_aml", "pcr", "scr"]
 
 
 @pytest.mark.parametrize("name", REPLAYING)
