@@ -92,7 +92,7 @@ class Learner:
         chances = []
         for scores, columns in self._scores(x, rule):
             full = torch.zeros(len(scores), self.classes)
-            full[:, columns.cpu()] = scores.softmax(dim=1).cpu()
+            full[:, columns.cpu()] = scores.softmax(dim=1).float().cpu()
             chances.append(full.numpy())
         return np.concatenate(chances)
 

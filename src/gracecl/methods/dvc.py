@@ -1,4 +1,5 @@
-"""DVC. Gu et al., Not Just Selection, but Exploration: Online Class-Incremental Continual Learning via Dual View Consistency, CVPR 2022.
+"""DVC. Gu et al., Not Just Selection, but Exploration: Online Class-Incremental Continual Learning via Dual View Consistency,
+CVPR 2022.
 
     for each batch x from the stream, T an augmentation:
         C <- n_candidates images drawn from memory, none of them twice

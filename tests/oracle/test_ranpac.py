@@ -1,0 +1,129 @@
+"""RanPAC against scikit-learn's Ridge and against a literal choice of the ridge, through the engine's own hooks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from double_features import engine_of, features, learned, scores, seen_images
+from sklearn.linear_model import Ridge
+
+from gracecl import Learner
+from gracecl.errors import UserError
+from gracecl.evaluate import evaluate
+from gracecl.testing import TOY_SHAPE, assert_same, feed, toy_data, toy_engine, toy_stream
+
+SMALL = "ranpac(projections=50{})"
+
+
+def projected(method, x: np.ndarray, layer: int) -> np.ndarray:
+    return np.maximum(x @ method.projection[layer].numpy(), 0)
+
+
+@pytest.mark.parametrize("taps", [1, 3])
+@pytest.mark.parametrize("until", [None, 20], ids=["whole stream", "two tasks"])
+@pytest.mark.parametrize("ridge", [1e-2, 1.0, 1e4])
+def test_it_is_ridge_regression_to_one_hot_labels(taps: int, until: int | None, ridge: float) -> None:
+    engine, stream = learned(SMALL.format(f", ridge={ridge}"), taps, until=until)
+    images, labels = seen_images(engine, stream)
+    for layer in range(taps):
+        h = projected(engine.method, features(engine, images)[layer], layer)
+        assert 0.2 < (h == 0).mean() < 0.8
+        regression = Ridge(alpha=ridge, fit_intercept=False).fit(h, np.eye(6)[labels])
+        expected = regression.predict(projected(engine.method, features(engine, stream.data.test_x)[layer], layer))
+        np.testing.assert_allclose(scores(engine, stream.data.test_x)[layer], expected, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(engine.method.weight[layer].T, regression.coef_, rtol=1e-6, atol=1e-8)
+
+
+def noisy(ridge_wanted: str):
+    """An engine whose best ridge is neither the smallest nor the largest: labels are partly random, or not."""
+    engine, stream = engine_of(SMALL.format(""), taps=2), toy_stream()
+    generator, data = np.random.default_rng(1), toy_data(6, 40)
+    labels = generator.integers(0, 6, 240) if ridge_wanted == "large" else data.train_y
+    order = generator.permutation(240)
+    for rows in np.array_split(order, 40):
+        engine.learn(data.train_x[rows], labels[rows])
+    return engine, data.train_x[order], labels[order], stream
+
+
+@pytest.mark.parametrize("wanted", ["large", "small"])
+def test_the_ridge_is_that_with_the_least_error_on_every_fifth_image(wanted: str) -> None:
+    engine, images, labels, stream = noisy(wanted)
+    engine.ready_to_predict()
+    held = np.arange(240) % 5 == 4
+    y = np.eye(6)[labels]
+    chosen = []
+    for layer in range(2):
+        h = projected(engine.method, features(engine, images)[layer], layer)
+        ridges = 10.0 ** np.arange(-8, 9)
+        errors = [
+            ((Ridge(alpha=ridge, fit_intercept=False, solver="svd").fit(h[~held], y[~held]).predict(h[held]) - y[held]) ** 2).sum()
+            for ridge in ridges
+        ]
+        chosen.append(ridges[np.argmin(errors)])
+        regression = Ridge(alpha=chosen[-1], fit_intercept=False).fit(h, y)
+        expected = regression.predict(projected(engine.method, features(engine, stream.data.test_x)[layer], layer))
+        np.testing.assert_allclose(scores(engine, stream.data.test_x)[layer], expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(engine.method.ridges(), chosen)
+    assert all(1e-8 < ridge < 1e8 for ridge in chosen)
+    assert (min(chosen) >= 1e3) == (wanted == "large")
+
+
+def test_before_an_image_is_held_out_the_ridge_is_1() -> None:
+    engine, data = toy_engine(SMALL.format("")), toy_data()
+    engine.learn(data.train_x[:4], data.train_y[:4])
+    assert engine.method.ridges().tolist() == [1.0]
+    engine.learn(data.train_x[4:9], data.train_y[4:9])
+    assert engine.method.images.tolist() == [8, 1]
+    engine.ready_to_predict()
+
+
+def test_the_choice_of_the_ridge_changes_no_sum() -> None:
+    """Sums of both parts are those that a given ridge would be used with."""
+    open_, given = learned(SMALL.format(""))[0].method, learned(SMALL.format(", ridge=2.0"))[0].method
+    assert torch.equal(open_.projection, given.projection)
+    torch.testing.assert_close(open_.gram.sum(dim=0), given.gram[0])
+    torch.testing.assert_close(open_.prototypes.sum(dim=0), given.prototypes[0])
+    assert (len(open_.gram), len(given.gram)) == (2, 1)
+
+
+def test_projections_are_normal_and_follow_from_the_seed() -> None:
+    one, two = (toy_engine("ranpac(projections=3000)", net="mlp(width=12, depth=4)", taps=2).method.projection for _ in range(2))
+    assert torch.equal(one, two)
+    assert one.shape == (2, 12, 3000)
+    assert abs(one.mean()) < 0.02
+    assert abs(one.std() - 1) < 0.02
+    assert not torch.equal(one[0], one[1])
+
+
+def test_the_net_stays_as_it_is_and_no_image_is_kept() -> None:
+    engine, stream = toy_engine(SMALL.format("")), toy_stream()
+    before = {name: value.clone() for name, value in engine.net.state_dict().items()}
+    assert feed(engine, stream) == [None] * len(stream)
+    assert_same(engine.net.state_dict(), before, "the net")
+    assert len(engine.memories.replay) == 0
+    assert (engine.net.forwarded, engine.net.backwarded) == (len(stream.order), 0)
+
+
+def test_it_learns() -> None:
+    engine, stream = learned("ranpac(projections=100)")
+    accuracy = evaluate(engine, stream.data.test_x, stream.data.test_y, stream.test_task).accuracy
+    assert engine.method.rule == "ridge_last"
+    assert np.mean(accuracy["ridge_last"]) > 90
+
+
+def test_learner_goes_on_from_a_file(tmp_path) -> None:
+    data = toy_data()
+    one = Learner(SMALL.format(""), classes=6, shape=TOY_SHAPE, net="mlp(width=8, norm=True)", memory=0)
+    one.learn(data.train_x[::2], data.train_y[::2])
+    one.save(tmp_path / "learner")
+    two = Learner.load(tmp_path / "learner")
+    for learner in (one, two):
+        learner.learn(data.train_x[1::2], data.train_y[1::2])
+    np.testing.assert_array_equal(one.predict_proba(data.test_x), two.predict_proba(data.test_x))
+
+
+@pytest.mark.parametrize("bad", ["projections=0", "ridge=0.0", "ridge=-1.0"])
+def test_bad_options_are_told(bad: str) -> None:
+    with pytest.raises(UserError, match="ranpac: projections must be"):
+        toy_engine(f"ranpac({bad})")
