@@ -23,7 +23,7 @@ class Teacher:
     """A frozen copy of a learner's net that its method renews when it likes; there is none before the first time."""
 
     def __init__(self, net: TappedNet, training: bool = False) -> None:
-        """With `training` the copy stays in training mode: BatchNorm takes the statistics of the images that the teacher is shown."""
+        """With `training` the copy stays in training mode: BatchNorm takes the statistics of the images it is shown."""
         self.net, self.training = net, training
         self.copy: TappedNet | None = None
 

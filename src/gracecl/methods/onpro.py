@@ -1,0 +1,229 @@
+"""OnPro. Wei, Ye, Huang, Zhang, Shan, Online Prototype Learning for Online Continual Learning, ICCV 2023.
+
+    for each batch x, labels y, of the first task:
+        u <- n_recall images drawn from memory, none in the first batch
+        step on CE(A(x), y) + L_new(x) + OPE(x) + OPE(u)
+    for each batch x of a later task:
+        u <- n_recall images drawn from memory, at most 7 per class met, none of them twice
+        w <- APF(u), each image mixed of one of class a and λ_mix of one of class b; u itself in the first batch of a task
+        step on mean_w [ (1 - λ_mix) CE(A(w), a) + λ_mix CE(A(w), b) ] + L_mem(w) + L_new(x) + OPE(x) + OPE(u)
+    after each step: proto <- (p + p') / 2 of u, zero for classes that are not in u;  memory <- reservoir(memory, x)
+    predict by the head
+
+    OPE(x):  p_c, p'_c <- means over class c of the unit projections of x and of A(x)
+        each of the p and p', at unit length, against all the others: mean of -log softmax(similarity / τ_p) at its class's other
+    APF(u), m images, ρ = base_rate, p = mix_probability:
+        ρ m of u, each with a partner among them: with probability p for all, and then p for each, λ_mix ~ U(0, 0.6), else 0
+        the rest of pairs of classes {a, b} in proto, each pair a share softmax(1 / |proto_a - proto_b|) of them in whole numbers:
+            an image of a with one of b, both drawn from memory: with probability p for the pair, λ_mix ~ Beta(0.4, 0.4), else 0
+
+A, L_new and L_mem are those of `rotation_contrast`, as in OCM; there is no teacher. In L_mem an image has the class (1 - λ_mix) a +
+λ_mix b, so one that is mixed of two classes stands alone with its own views. x, A(x) are two of the turned views of x; w and u have
+forwards of their own. GRACE's α acts on the row `ce/…`; with several tapped layers, proto is the deepest layer's.
+
+Differences from the paper and its program: A is the run's augmentation (`--augment simclr` is the program's); an image that APF
+takes more than once as the first of a pair is seen through the same augmentation each time; where proto has fewer than two classes,
+or none of them is in memory, all of w is mixed within u; equal prototypes have the distance 1e-8; labels of mixes are in double
+precision (in the program's single precision two may coincide); the reservoir is exact; precision is the run's (the program uses
+fp16); the projection's width goes with the net's; unseen classes are ruled out at inference. That p counts twice within u is the
+program's, by the library it mixes with. On a stream without task marks every step is one of a later task, once memory holds an
+image, which is our extension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gracecl.augment import Blend, Floats, View
+from gracecl.core import Batch, Incoming, Ints, LossTable, Rows, Taps
+from gracecl.errors import UserError
+from gracecl.losses import (
+    INFO_NCE_EPSILON,
+    classes_among,
+    cross_entropy,
+    mean_per_class,
+    mixed_cross_entropy,
+    prototype_contrast,
+    unit,
+)
+from gracecl.memory import Memories, Memory
+from gracecl.method import Boundaries
+from gracecl.methods.rotation_contrast import RotationContrast
+from gracecl.nets.tapped import TappedNet
+from gracecl.registry import methods
+
+SMALLEST_DISTANCE = 1e-8
+
+
+@dataclass(frozen=True)
+class Mixes:
+    """Images of the memory mixed of two each."""
+
+    first: Ints
+    second: Ints
+    """slots"""
+    share: Floats
+    """λ_mix, of the second"""
+
+    def __add__(self, more: Mixes) -> Mixes:
+        return Mixes(*(np.concatenate(pair) for pair in zip(vars(self).values(), vars(more).values(), strict=True)))
+
+
+@methods.register("onpro")
+@dataclass(eq=False, repr=False)
+class OnPro(RotationContrast):
+    """OnPro: InfoNCE over rotations, contrast of class prototypes, and replay mixed of classes whose prototypes are close."""
+
+    base_rate: float = 0.9
+    """ρ, the part of the replayed images that are mixed among themselves; the rest is of pairs of classes"""
+    mix_probability: float = 0.2
+    """p, whether images are mixed"""
+    base_share: float = 0.6
+    """the largest λ_mix of images that are mixed among themselves"""
+    concentration: float = 0.4
+    """of the Beta distribution that gives λ_mix of pairs of classes"""
+    prototype_temperature: float = 0.5
+    """τ_p"""
+
+    boundaries: ClassVar[Boundaries] = "used"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (0 <= self.base_rate <= 1 and 0 <= self.mix_probability <= 1 and 0 <= self.base_share <= 1):
+            raise UserError("onpro: base_rate, mix_probability and base_share lie between 0 and 1")
+        if self.prototype_temperature <= 0 or self.concentration <= 0:
+            raise UserError("onpro: prototype_temperature and concentration must be above 0")
+
+    def attach(self, net: TappedNet, memories: Memories) -> None:
+        super().attach(net, memories)
+        self.proto = net.projector.weight.new_zeros(net.classes, net.projector.weight.shape[-1])
+
+    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+        stream, nothing, first_task = Rows(np.arange(len(new))), np.empty(0, np.int64), new.progress.task == 0
+        slots = memories.replay.draw(self.n_recall if first_task else self.recalled(new), rng)
+        seen = {"seen": Rows(nothing, slots)} if len(slots) else {}
+        self.blend: View = ()
+        if first_task or not seen:
+            return {"new": stream, "supervised": stream, **seen}
+        plain = Mixes(slots, slots, np.zeros(len(slots)))
+        mixes = plain if new.progress.first_of_task else self.prototype_feedback(slots, new, memories.replay, rng)
+        self.share, self.other = mixes.share, memories.replay.labels[mixes.second]
+        self.blend = (Blend(memories.replay[mixes.second], mixes.share),)
+        replay = Rows(nothing, mixes.first)
+        return {"new": stream, "replay": replay, "supervised": replay, **seen}
+
+    def prototype_feedback(self, slots: Ints, new: Incoming, memory: Memory, rng: np.random.Generator) -> Mixes:
+        """APF. Slots are needed on the host, so this waits for the device once."""
+        proto: Floats = self.proto.double().cpu().numpy()
+        classes = np.array([label for label in new.progress.seen if proto[label].any()], np.int64)
+        in_pairs = len(slots) - int(self.base_rate * len(slots))
+        if in_pairs == 0 or len(classes) < 2 or not any(memory.count(label=label) for label in classes.tolist()):
+            return self.base_mixes(slots, len(slots), rng)
+        counts = pair_counts(pair_probabilities(proto[classes]), in_pairs, rng)
+        return self.base_mixes(slots, len(slots) - in_pairs, rng) + self.pair_mixes(classes, counts, memory, rng)
+
+    def base_mixes(self, slots: Ints, n: int, rng: np.random.Generator) -> Mixes:
+        """n of the slots, mixed among themselves."""
+        first = slots[rng.permutation(len(slots))[:n]]
+        second = first[rng.permutation(n)]
+        mixed = (rng.random() < self.mix_probability) & (rng.random(n) < self.mix_probability)
+        return Mixes(first, second, np.where(mixed, rng.uniform(0, self.base_share, n), 0.0))
+
+    def pair_mixes(self, classes: Ints, counts: Ints, memory: Memory, rng: np.random.Generator) -> Mixes:
+        """Of every pair of the classes as many mixes as its count; for a class that left the memory stands another of them."""
+        held = np.array([memory.count(label=label) > 0 for label in classes.tolist()])
+        pair = np.repeat(np.arange(len(counts)), counts)
+        sides = []
+        for side in np.triu_indices(len(classes), 1):
+            instead = rng.choice(np.flatnonzero(held), len(side))
+            sides.append(one_of_each(classes[np.where(held[side], side, instead)][pair], memory, rng))
+        mixed = rng.random(len(counts)) < self.mix_probability
+        share = rng.beta(self.concentration, self.concentration, len(pair))
+        return Mixes(*sides, np.where(mixed[pair], share, 0.0))
+
+    def views(self, block: str, augment: View) -> Sequence[View]:
+        if block == "seen":
+            return (), augment
+        blend = () if block == "new" else self.blend
+        return [(*blend, *view) for view in super().views(block, augment)]
+
+    def prepare(self, batch: Batch) -> None:
+        super().prepare(batch)
+        if "replay" in batch.blocks:
+            first = batch.labels[batch.blocks["replay"].view(0)]
+            found = {"other": self.other, "share": 1 - self.share, "mixed_label": mixed_labels(first, self.other, self.share)}
+            batch.targets |= {name: torch.from_numpy(value).to(batch.x.device) for name, value in found.items()}
+
+    def labels_of(self, block: str, batch: Batch) -> Tensor:
+        return batch.targets["mixed_label"] if block == "replay" else super().labels_of(block, batch)
+
+    def losses(self, out: Taps, batch: Batch) -> LossTable:
+        rows = batch.rows("supervised")
+        logits, y = out.logits[:, rows], batch.y[rows]
+        if "replay" in batch.blocks:
+            table = {"ce/replay": mixed_cross_entropy(logits, y, batch.targets["other"], batch.targets["share"])}
+        else:
+            table = {"ce/new": cross_entropy(logits, y)}
+        table |= self.contrasts(out, batch)
+        for block in ("new", "seen"):
+            if block in batch.blocks:
+                present = classes_among(batch.y[batch.blocks[block].view(0)], batch.classes)
+                table[f"ope/{block}"] = prototype_contrast(*self.prototypes(out, batch, block), present, self.prototype_temperature)
+        return table
+
+    def prototypes(self, out: Taps, batch: Batch, block: str) -> tuple[Tensor, Tensor]:
+        """`[L, C, E]` twice: mean unit projections of each class, of a block's raw images and of the augmented ones."""
+        where = batch.blocks[block]
+        projected = self.projected(out, batch)[:, where.rows] if block == "new" else out[where.rows].embedding
+        z = unit(projected, INFO_NCE_EPSILON).unflatten(1, (where.views, where.images))
+        y = batch.y[where.view(0)]
+        raw, augmented = (mean_per_class(z[:, view], y, batch.classes) for view in (0, where.views // 2))
+        return raw, augmented
+
+    def after_step(self, out: Taps, batch: Batch) -> None:
+        if "seen" in batch.blocks:
+            raw, augmented = self.prototypes(out, batch, "seen")
+            self.proto = (raw[-1] + augmented[-1]) / 2
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"proto": self.proto}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.proto = state["proto"].to(self.proto.device)
+
+
+def mixed_labels(first: Ints, second: Ints, share: Floats) -> Floats:
+    """A number for the class of each mix: that of its images where they have the same, or where nothing is mixed in."""
+    return first + share * (second - first)
+
+
+def pair_probabilities(proto: Floats) -> Floats:
+    """softmax(1 / distance) over the pairs of prototypes, in the order (0, 1), (0, 2), …, (1, 2), …"""
+    one, other = np.triu_indices(len(proto), 1)
+    closeness = 1 / np.maximum(np.linalg.norm(proto[one] - proto[other], axis=1), SMALLEST_DISTANCE)
+    weight = np.exp(closeness - closeness.max())
+    return weight / weight.sum()
+
+
+def pair_counts(probabilities: Floats, n: int, rng: np.random.Generator) -> Ints:
+    """How many of n each pair gets: its share, rounded; what is then missing or too many is made up by random pairs, by 1 each."""
+    counts = np.rint(probabilities * n).astype(np.int64)
+    missing = n - int(counts.sum())
+    can_change = np.arange(len(counts)) if missing > 0 else np.flatnonzero(counts)
+    counts[rng.permutation(can_change)[: abs(missing)]] += np.sign(missing)
+    return counts
+
+
+def one_of_each(labels: Ints, memory: Memory, rng: np.random.Generator) -> Ints:
+    """A random slot of each label; the same may come again."""
+    classes, which = np.unique(labels, return_inverse=True)
+    held = [memory.slots_of(label) for label in classes.tolist()]
+    size = np.array([len(slots) for slots in held])
+    place: Ints = (np.cumsum(size) - size)[which] + rng.integers(0, size[which])
+    return np.concatenate(held)[place]
