@@ -309,3 +309,15 @@ def test_a_stream_by_name() -> None:
         part = stream.batch(step)
         assert set((part.labels // 2).tolist()) == {part.task}
     assert streams.build("SEQ_Digits(batch=50)", 0).hash == stream.hash
+
+
+def test_some_images_of_each_class_are_chosen_by_the_seed() -> None:
+    one, again, other = (split(UNEVEN, seed, tasks=3, batch=4, per_class=5) for seed in (0, 0, 1))
+    counts = np.bincount(UNEVEN.train_y[one.order], minlength=7)
+    assert counts.tolist() == [min(5, n) for n in (1, 9, 30, 4, 17, 2, 8)]
+    assert len(set(one.order.tolist())) == len(one.order)
+    assert one.order.tolist() == again.order.tolist()
+    assert set(one.order.tolist()) != set(other.order.tolist())
+    assert split(UNEVEN, 0, tasks=3, per_class=30).order.tolist() == split(UNEVEN, 0, tasks=3).order.tolist()
+    with pytest.raises(UserError, match="per_class must be at least 1, not 0"):
+        split(UNEVEN, 0, per_class=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gracecl import rng
+from gracecl.core import Ints
 from gracecl.data import Data
 from gracecl.errors import UserError
 from gracecl.registry import streams
@@ -19,13 +20,19 @@ def split(
     order: str | int = "natural",
     batch: int = 10,
     epochs: int = 1,
+    per_class: int | None = None,
 ) -> Stream:
-    """Classes split into tasks in natural or seeded order; each task's images shuffled per run, in small batches, once."""
+    """Classes split into tasks in natural or seeded order; each task's images shuffled per run, in small batches, once.
+
+    With `per_class`, each run shows at most so many images of a class, chosen by its seed.
+    """
     tasks = data.tasks if tasks is None else tasks
     if not 1 <= tasks <= data.classes:
         raise UserError(f"split: {data.classes} classes cannot make {tasks} tasks; choose between 1 and {data.classes}")
     if batch < 1 or epochs < 1:
         raise UserError(f"split: batch and epochs must be at least 1, not {batch} and {epochs}")
+    if per_class is not None and per_class < 1:
+        raise UserError(f"split: per_class must be at least 1, not {per_class}; leave it out for all images")
     task_of_class = np.empty(data.classes, np.int64)
     for task, members in enumerate(np.array_split(class_order(data.classes, order), tasks)):
         task_of_class[members] = task
@@ -34,7 +41,7 @@ def split(
     positions, ends, task_of_step, fresh = [], [], [], []
     used = 0
     for task in range(tasks):
-        images = np.flatnonzero(task_of_image == task)
+        images = some_of_each(np.flatnonzero(task_of_image == task), data.train_y, per_class, seed)
         if len(images) == 0:
             raise UserError(f"split: task {task} has no training images in {data.name}; choose other classes or fewer tasks")
         for epoch in range(epochs):
@@ -55,6 +62,17 @@ def split(
         test_task=task_of_class[data.test_y],
         fresh=np.concatenate(fresh),
     )
+
+
+def some_of_each(images: Ints, labels: Ints, per_class: int | None, seed: int) -> Ints:
+    """Those images that stay if each class shows at most `per_class`, in their order."""
+    if per_class is None:
+        return images
+    chosen = []
+    for label in np.unique(labels[images]).tolist():
+        of_class = images[labels[images] == label]
+        chosen.append(of_class[rng.generator(seed, "images of a class", label).permutation(len(of_class))[:per_class]])
+    return np.sort(np.concatenate(chosen)) if chosen else images
 
 
 def class_order(classes: int, order: str | int) -> np.typing.NDArray[np.int64]:
