@@ -34,6 +34,8 @@ LEARNERS = (
     "scr()",
     "pcr()",
     "co2l()",
+    "ocm()",
+    "onpro()",
     "rar()",
     "adversarial_replay()",
     "der()",
@@ -43,6 +45,8 @@ LEARNERS = (
     "ema(rar(er(), iterations=3, augmentation='run'))",
     "gsa()",
     "il2a()",
+    "lucir()",
+    "ccil()",
     "mose()",
     "grace(mose())",
 )
