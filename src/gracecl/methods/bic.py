@@ -1,0 +1,159 @@
+"""BiC, bias correction. Wu et al., Large Scale Incremental Learning, CVPR 2019.
+
+    for each batch B_n from the stream:
+        the first images of each new class go to a validation store, as many of each class; the rest is B
+        B_M <- n_recall images drawn from memory;  z <- logits of B ∪ B_M
+        step on (1 - λ) CE(z over the classes met, y)
+              + λ CE(softmax(z* / T), softmax(z / T)), both over the old classes, with λ = old classes / classes met
+        memory <- reservoir(memory, B)
+    at the end of each task but the first, with the net as it is:
+        (a, b) <- argmin over the validation store of CE(a z + b for the task's classes and z for the others, y) + 0.05 b²
+    teacher z* <- frozen copy of the net, its last task's classes corrected by that task's (a, b)
+    predict with the last task's classes corrected; within a task, before (a, b) exist, with plain logits
+
+In the first task there is neither teacher nor correction. Only the newest correction is applied: earlier ones live on through the
+teacher. The validation store is a tenth of the memory's slots and is never trained on. With several taps each has its own a and b,
+fitted on its own logits. In `ema(bic())` the averaged net is corrected by what was fitted on the trained one.
+
+Differences from the paper and its program: one pass over the stream and a reservoir instead of exemplars chosen by herding, so the
+held-out images are those that come first, and a batch that is held out entirely makes no step; how many classes a task brings is
+not known at its start, so λ and the share of each class in the validation store follow the classes met so far; (a, b) are the
+exact minimum, found by Newton's method within 5 of a = 1 and b = 0 (the program: 200 epochs of gradient descent, its net in
+training mode, so that BatchNorm sees single validation batches); without images of both new and old classes in the store they stay
+1 and 0; weight decay does not change from task to task. In later epochs over a task, held-out images are known by their pixels.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gracecl.core import Batch, Incoming, Ints, LossTable, Progress, Rows, Taps
+from gracecl.errors import UserError
+from gracecl.losses import classes_among, cross_entropy, distillation
+from gracecl.memory import Memories
+from gracecl.memory.held_out import HeldOut
+from gracecl.method import Boundaries
+from gracecl.methods.replay import Replay
+from gracecl.nets.correction import Correction, fit_correction
+from gracecl.nets.tapped import TappedNet
+from gracecl.nets.teacher import Teacher
+from gracecl.registry import methods
+
+log = logging.getLogger(__name__)
+
+
+@methods.register("bic")
+@dataclass(eq=False, repr=False)
+class BiC(Replay):
+    """BiC: replay with distillation, and two numbers fitted on held-out images that bring the newest classes' logits to level."""
+
+    temperature: float = 2.0
+    """T, which both softmaxes of the distillation are softened by"""
+    held_out: float = 0.1
+    """share of the memory's slots that hold validation images"""
+    shift_penalty: float = 0.05
+    """what b² is multiplied by in the fit"""
+
+    boundaries: ClassVar[Boundaries] = "required"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.temperature <= 0 or self.shift_penalty < 0:
+            raise UserError("bic: temperature must be above 0 and shift_penalty not negative")
+        if not 0 <= self.held_out < 1:
+            raise UserError(f"bic: held_out is a share of the memory, from 0 to below 1, not {self.held_out}")
+
+    def attach(self, net: TappedNet, memories: Memories) -> None:
+        super().attach(net, memories)
+        self.validation = HeldOut(memories.carve("validation", round(self.held_out * memories.replay.capacity)))
+        self.device = net.classifier.weight.device
+        self.teacher = Teacher(net)
+        self.old: tuple[int, ...] = ()
+        """the classes that the teacher knows"""
+        self.correction = self.of_teacher = Correction.none(net.layers, net.classes, self.device)
+        self.aside: Ints = np.empty(0, np.int64)
+        """sources of the images of this step's batch that are kept from training"""
+
+    def begin_task(self, progress: Progress) -> None:
+        self.correction = Correction.none(self.net.layers, self.net.classes, self.device)
+
+    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+        aside = self.validation.rows(new)
+        self.aside = new.sources[aside]
+        stream = np.delete(np.arange(len(new)), aside)
+        return {"all": Rows(stream, memories.replay.draw(self.recalled(new), rng))} if len(stream) else {}
+
+    def targets(self, batch: Batch) -> dict[str, Tensor]:
+        return {"bic": self.of_teacher(self.teacher(batch.x).logits)} if self.teacher else {}
+
+    def losses(self, out: Taps, batch: Batch) -> LossTable:
+        on_labels = cross_entropy(out.logits, batch.y, batch.seen)
+        if "bic" not in batch.targets:
+            return {"ce/all": on_labels}
+        on_teacher = distillation(
+            out.logits, batch.targets["bic"], self.temperature, self.marked(self.old), measure="cross_entropy"
+        )
+        past = len(self.old) / len(batch.progress.seen)
+        return {"ce/all": (1 - past) * on_labels, "kd/old": past * on_teacher}
+
+    def store(self, memories: Memories, new: Incoming, rng: np.random.Generator, notes: dict[str, Tensor]) -> None:
+        held = np.isin(new.sources, self.aside)
+        if held.any():
+            self.validation.add(new.select(np.flatnonzero(held)), rng)
+            new = new.select(np.flatnonzero(~held))
+        super().store(memories, new, rng, notes)
+
+    def end_task(self, memories: Memories, progress: Progress) -> None:
+        self.correction = self.fitted(progress)
+        self.teacher.renew()
+        self.of_teacher, self.old = self.correction, progress.seen
+
+    def fitted(self, progress: Progress) -> Correction:
+        """The correction of the classes that came with this task, by the net as it is; none in the first task."""
+        memory, classes = self.validation.memory, len(progress.seen)
+        if self.held_out and self.validation.share(classes) == 0:
+            log.warning(
+                "bic: %d validation slots are too few for %d classes, so classes that come late have none; "
+                "use a larger memory or a larger held_out",
+                memory.capacity,
+                classes,
+            )
+        slots = self.validation.balanced(classes)
+        labels = memory.labels[slots]
+        known = np.isin(labels, self.old)
+        if known.all() or not known.any():
+            return Correction.none(self.net.layers, self.net.classes, self.device)
+        logits = torch.cat([taps.logits for _, taps in self.net.sweep(memory[slots])], dim=1)
+        new = self.marked(tuple(set(progress.seen) - set(self.old)))
+        y = torch.from_numpy(labels).to(self.device)
+        return fit_correction(logits, y, new, self.marked(progress.seen), self.shift_penalty)
+
+    def marked(self, classes: tuple[int, ...]) -> Tensor:
+        """`[C]`: True for these classes."""
+        return classes_among(torch.tensor(classes, dtype=torch.int64), self.net.classes).to(self.device, non_blocking=True)
+
+    def rules(self, out: Taps) -> dict[str, Tensor]:
+        return super().rules(out) | {"linear": self.correction(out.logits)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "teacher": self.teacher.state_dict(),
+            "old": self.old,
+            "correction": self.correction.state_dict(),
+            "of_teacher": self.of_teacher.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.teacher.load_state_dict(state["teacher"])
+        self.old = tuple(state["old"])
+        self.correction = Correction.from_state_dict(state["correction"], self.device)
+        self.of_teacher = Correction.from_state_dict(state["of_teacher"], self.device)
+
+    def task_values(self) -> dict[str, list[float]]:
+        return {"bias_scale": self.correction.scale.tolist(), "bias_shift": self.correction.shift.tolist()}

@@ -1,0 +1,124 @@
+"""SS-IL, separated softmax. Ahn et al., SS-IL: Separated Softmax for Incremental Learning, ICCV 2021.
+
+    for each batch x from the stream, n images:
+        u <- m images of earlier tasks drawn from memory;  z <- logits of x and u in one forward
+        L_new <- Σ over x of CE(z over the task's own classes);  L_old <- Σ over u of CE(z over the classes of earlier tasks)
+        L_tkd <- Σ over earlier tasks s of T² KL( softmax(z* / T) ‖ softmax(z / T) ), both over the classes of s, mean over x and u
+        step on (L_new + L_old) / (n + m) + L_tkd
+        memory <- reservoir(memory, x)
+    at the end of each task: teacher z* <- frozen copy of the net
+    predict by plain logits over all classes met
+
+New images cannot push old logits down, nor old images new ones; each softmax is kept as the teacher had it, apart from the others.
+Nothing in the losses compares new with old logits, so nothing makes the right task's block the highest. L_tkd is a sum, and its
+share of the loss grows with the tasks. In the first task there is no teacher and one softmax.
+
+Differences from the paper and its program: one pass over the stream, a reservoir memory, and 64 replayed images beside 10 new ones
+(the program: 32 beside 128, ratio=4 gives that); images of the first task are replayed in it as well, with plain cross-entropy
+(replay_in_first_task=False is the program's); the learning rate stays (the program divides it by the number of the task,
+decay_rate=True); the task's own classes are those met so far; an image whose class came with an earlier task competes among the old
+classes wherever it comes from (the program takes labels modulo the task's size, which supposes tasks of equal size).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gracecl.core import Batch, Incoming, Ints, LossTable, Progress, Rows, Taps
+from gracecl.errors import UserError
+from gracecl.losses import class_blocks, classes_among, cross_entropy, distillation
+from gracecl.memory import Memories
+from gracecl.method import Boundaries
+from gracecl.methods.replay import Replay
+from gracecl.nets.tapped import TappedNet
+from gracecl.nets.teacher import Teacher
+from gracecl.registry import methods
+
+
+@methods.register("ssil")
+@dataclass(eq=False, repr=False)
+class SSIL(Replay):
+    """SS-IL: new images compete among new classes, replayed ones among old classes; distillation within each earlier task."""
+
+    temperature: float = 2.0
+    """T, which the softmaxes of the distillation are softened by"""
+    strength: float = 1.0
+    """weight of the distillation"""
+    mean_over_tasks: bool = False
+    """divide the distillation by the number of earlier tasks, so that its share of the loss does not grow with them"""
+    replay_in_first_task: bool = True
+    """draw from memory in the first task too, where every image is of the task itself"""
+    ratio: float | None = None
+    """new images for each replayed one, the paper's is 4; None draws n_recall"""
+    decay_rate: bool = False
+    """divide the learning rate by the number of the task, counted from 1"""
+
+    boundaries: ClassVar[Boundaries] = "required"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.temperature <= 0 or self.strength < 0:
+            raise UserError("ssil: temperature must be above 0 and strength not negative")
+        if self.ratio is not None and self.ratio <= 0:
+            raise UserError(f"ssil: ratio is new images for each replayed one, above 0, not {self.ratio}; None draws n_recall")
+
+    def attach(self, net: TappedNet, memories: Memories) -> None:
+        super().attach(net, memories)
+        self.teacher = Teacher(net)
+        self.know([])
+
+    def know(self, tasks: list[tuple[int, ...]]) -> None:
+        """Sets the classes that came with each earlier task."""
+        device = self.net.classifier.weight.device
+        known = torch.tensor([label for classes in tasks for label in classes], dtype=torch.int64)
+        self.tasks, self.blocks = tasks, class_blocks(tasks).to(device)
+        self.old = classes_among(known, self.net.classes).to(device)
+
+    def rate(self, progress: Progress) -> float:
+        return 1 / (progress.task + 1) if self.decay_rate else 1.0
+
+    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+        stream, slots = np.arange(len(new)), self.recall(new, memories, rng)
+        replay = {"replay": Rows(stream[:0], slots)} if len(slots) else {}
+        return {"new": Rows(stream), **replay}
+
+    def recall(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> Ints:
+        """Slots of images of earlier tasks; in the first task, of any."""
+        wanted = self.recalled(new) if self.ratio is None else max(1, round(len(new) / self.ratio))
+        if self.tasks:
+            return memories.replay.draw(wanted, rng, except_task=new.progress.task)
+        return memories.replay.draw(wanted if self.replay_in_first_task else 0, rng)
+
+    def targets(self, batch: Batch) -> dict[str, Tensor]:
+        return {"ssil": self.teacher(batch.x).logits} if self.teacher else {}
+
+    def losses(self, out: Taps, batch: Batch) -> LossTable:
+        new = batch.seen & ~self.old
+        rivals = torch.where(self.old[batch.y][:, None], self.old, new)  # [B, C]: the classes that each image competes among
+        table = {}
+        for block, where in batch.blocks.items():
+            rows, share = where.rows, where.images / len(batch)
+            table[f"ce/{block}"] = share * cross_entropy(out.logits[:, rows], batch.y[rows], rivals[rows])
+        if "ssil" in batch.targets:
+            divergence = distillation(out.logits, batch.targets["ssil"], self.temperature, blocks=self.blocks)
+            weight = self.strength / (len(self.tasks) if self.mean_over_tasks else 1)
+            table["kd/tasks"] = weight * self.temperature**2 * divergence
+        return table
+
+    def end_task(self, memories: Memories, progress: Progress) -> None:
+        self.teacher.renew()
+        known = {label for classes in self.tasks for label in classes}
+        if new := tuple(label for label in progress.current if label not in known):
+            self.know([*self.tasks, new])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"teacher": self.teacher.state_dict(), "tasks": self.tasks}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.teacher.load_state_dict(state["teacher"])
+        self.know([tuple(classes) for classes in state["tasks"]])
