@@ -32,7 +32,7 @@ SHORTER = {
 """what makes a method's laws take less time and changes nothing else"""
 ALONE = [f"{name}({SHORTER.get(name, '')})" for name in METHODS]
 IN_GRACE = [f"grace({method})" for method in ALONE if spec.parse_method(method).takes_steps]
-EXPRESSIONS = [*ALONE, *IN_GRACE, "er(reduction='sum_of_means')"]
+EXPRESSIONS = [*ALONE, *IN_GRACE, "er(reduction='sum_of_means')", "bic(held_out=0.5)"]
 SUMS = ["er() + ewc() + cpr()", "grace(er() + ewc())", "grace(sgd(classes='current') + lwf())", "grace(derpp() + si())"]
 NETS = ["resnet18(width=2)", TOY_TRANSFORMER, "own_cnn"]
 ON_NETS = [

@@ -45,6 +45,8 @@ LEARNERS = (
     "ema(rar(er(), iterations=3, augmentation='run'))",
     "gsa()",
     "il2a()",
+    "bic()",
+    "ssil()",
     "lucir()",
     "ccil()",
     "mose()",
