@@ -2,8 +2,8 @@
 
 Every hook has a default except `losses`. The engine calls them in this order for each batch of the stream::
 
-    [closing_steps, end_task, begin_task]  →  plan  →  views, forwards  →  prepare, targets  →  losses  →  backward, after_backward
-        →  after_step  →  notes  →  store  →  observe
+    [closing_steps, end_task, begin_task]  →  rate, plan  →  views, forwards  →  prepare, targets  →  losses
+        →  backward, after_backward  →  after_step  →  notes  →  store  →  observe
 
 and `before_eval`, `rules` when somebody asks for predictions.
 """
@@ -47,6 +47,8 @@ class Method:
     """optimiser steps per stream batch; each plans anew, the batch is stored once"""
     trains_on_stream: ClassVar[bool] = True
     """False where the stream is only stored and all training happens before evaluation, in a fit on a net of its own"""
+    needs_attention: ClassVar[bool] = False
+    """whether it works on transformers alone"""
     takes_steps: ClassVar[bool] = True
     """False where nothing is trained by gradients, neither on the stream nor before evaluation: there are no losses then, and
     nothing that a wrapper could act on"""
@@ -205,6 +207,10 @@ class Wrapper(Method):
     @property
     def wants_taps(self) -> bool:  # type: ignore[override]
         return self.inner.wants_taps
+
+    @property
+    def needs_attention(self) -> bool:  # type: ignore[override]
+        return self.inner.needs_attention
 
     @property
     def repeats(self) -> int:  # type: ignore[override]

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from gracecl import spec
 from gracecl.bench.measure import Row, compare
 from gracecl.bench.scene import CIFAR, STREAM_BATCH, TASKS
 from gracecl.engine import Engine, Outcome
@@ -26,6 +27,7 @@ LEARNERS = (
     "er()",
     "agem()",
     "mir()",
+    "dvc()",
     "gss()",
     "aser()",
     "er_ace()",
@@ -41,20 +43,25 @@ LEARNERS = (
     "der()",
     "derpp()",
     "lode()",
+    "cls_er()",
     "ema(derpp())",
     "ema(rar(er(), iterations=3, augmentation='run'))",
     "gsa()",
     "il2a()",
+    "icarl()",
     "bic()",
     "ssil()",
     "lucir()",
     "ccil()",
     "mose()",
     "grace(mose())",
+    "slda()",
+    "ranpac(projections=500)",
 )
-"""every learner but joint(), which makes the step of sgd() on another stream"""
+"""every learner but joint(), which makes the step of sgd() on another stream, and online_lora(), which is for transformers"""
 METHODS = (
     *LEARNERS,
+    "online_lora()",
     "er() + ewc()",
     "er() + ewc_on()",
     "er() + ewc_pp()",
@@ -63,7 +70,7 @@ METHODS = (
     "er() + cpr()",
     "sgd(classes='current') + lwf()",
 )
-"""and every addition to one"""
+"""and that one, and every addition to a learner"""
 
 
 def rows(quick: bool) -> Iterator[Row]:
@@ -81,7 +88,7 @@ def against_bare_loop(method: str, quick: bool) -> Row:
         round(float(np.mean(counts))) for counts in zip(*((found.forward, found.backward) for found in outcomes), strict=True)
     )
     net, optimiser = (engine.net, engine.optimiser) if engine.fit is None else (engine.fit.net, engine.fit.optimiser)
-    updates = engine.method.repeats
+    updates = engine.method.repeats if engine.method.takes_steps else 0
     return compare(
         f"{method} step, width {width}",
         f"a step of {method}{'' if engine.fit is None else ' before evaluation'}",
@@ -102,7 +109,9 @@ class Learner:
     def __init__(self, method: str, width: int, shape: tuple[int, int, int], memory: int) -> None:
         self.rng = np.random.default_rng(0)
         self.shape = shape
-        recipe = Recipe(method=method, net=f"resnet18(width={width})", memory=memory, device="cpu")
+        attention = spec.parse_method(method).needs_attention
+        net = f"vit(patch=4, dim={12 * width}, depth=4, heads=3)" if attention else f"resnet18(width={width})"
+        recipe = Recipe(method=method, net=net, memory=memory, device="cpu")
         self.engine: Engine = recipe.build(shape, CLASSES, (0.5,) * shape[0], (0.25,) * shape[0])
         for task in range(TASKS):
             for _ in range(memory // TASKS // (2 * STREAM_BATCH) + 1):
@@ -116,6 +125,10 @@ class Learner:
 
     def step(self) -> Outcome:
         """Ten more images of the last task, or where the stream is not trained on a step of the fit before evaluation."""
+        if not self.engine.method.takes_steps:
+            before = self.engine.net.forwarded
+            self.learn(STREAM_BATCH, TASKS - 1)
+            return Outcome({}, 0, self.engine.net.forwarded - before)
         if not self.engine.method.trains_on_stream:
             self.engine.prepare()
             assert self.engine.unfinished_fit is not None
@@ -129,7 +142,7 @@ def bare_loop(
     net: TappedNet, optimiser: torch.optim.Optimizer, shape: tuple[int, int, int], forward: int, backward: int, updates: int
 ) -> Callable[[], None]:
     """Forward, mean cross-entropy, backward and optimiser, `updates` times over ready images; what is left goes forward alone."""
-    x = torch.randn(round(backward / updates), *shape)
+    x = torch.randn(round(backward / max(1, updates)), *shape)
     y = torch.randint(0, net.classes, (len(x),)).repeat(net.layers)
     looked_at = torch.randn(max(0, forward - updates * len(x)), *shape)
 

@@ -28,7 +28,6 @@ marks, where all classes met are current.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -45,7 +44,6 @@ from gracecl.memory import Memories
 from gracecl.method import Boundaries
 from gracecl.methods.replay import Replay
 from gracecl.nets.probe import LinearProbe
-from gracecl.nets.scoring import scoring
 from gracecl.nets.tapped import StackedLinear, TappedNet
 from gracecl.nets.teacher import Teacher
 from gracecl.registry import methods
@@ -94,7 +92,7 @@ class Co2L(Replay):
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
         net.extra(HIDDEN, StackedLinear(net.layers, net.width, net.width))
-        self.teacher = Teacher(net)
+        self.teacher = Teacher(net, training=self.teacher_mode == "train")
 
     def end_task(self, memories: Memories, progress: Progress) -> None:
         self.teacher.renew()
@@ -108,9 +106,7 @@ class Co2L(Replay):
     def targets(self, batch: Batch) -> dict[str, Tensor]:
         if self.teacher.copy is None:
             return {}
-        with nullcontext() if self.teacher_mode == "eval" else scoring(self.teacher.copy, "frozen"):
-            features = self.teacher(batch.x).features
-        return {"co2l": projected(self.teacher.copy, features)}
+        return {"co2l": projected(self.teacher.copy, self.teacher(batch.x).features)}
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         z = projected(self.net, out.features)

@@ -82,20 +82,29 @@ class LowRankLinear(nn.Linear):
         self.weight, self.bias = linear.weight, linear.bias
         self.scale, self.fused = scale, fused
         changed, outputs = (2, linear.out_features // 3) if fused else (1, linear.out_features)
-        bound, device = linear.in_features**-0.5, linear.weight.device
-        self.down = nn.Parameter(torch.empty(changed * rank, linear.in_features, device=device).uniform_(-bound, bound))
-        self.up = nn.Parameter(torch.zeros(changed, outputs, rank, device=device))
+        weight = linear.weight
+        self.down = nn.Parameter(weight.new_empty(changed * rank, linear.in_features).uniform_(-self.bound, self.bound))
+        self.up = nn.Parameter(weight.new_zeros(changed, outputs, rank))
+
+    @property
+    def bound(self) -> float:
+        """of the uniform distribution that A is drawn from"""
+        return float(self.in_features**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + self.scale * F.linear(F.linear(x, self.down), self.matrix_up())
+        return super().forward(x) + self.scale * F.linear(F.linear(x, self.down), self.matrix_up(self.up))
 
-    def matrix_up(self) -> Tensor:
+    def matrix_up(self, up: Tensor) -> Tensor:
         """B: of a fused layer, a block each for query and value, and between them the key's, with rows but no columns."""
         if not self.fused:
-            return self.up[0]
-        blocks = self.up[0], self.up.new_zeros(self.up.shape[1], 0), self.up[1]
+            return up[0]
+        blocks = up[0], up.new_zeros(up.shape[1], 0), up[1]
         matrix: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
         return matrix
+
+    def change(self, down: Tensor, up: Tensor) -> Tensor:
+        """What factors such as its own add to the layer's weights."""
+        return self.scale * (self.matrix_up(up) @ down)
 
 
 def adapt(net: TappedNet, shape: tuple[int, int, int], name: str, rank: int, scale: float) -> None:
@@ -127,7 +136,7 @@ def layers_called(net: TappedNet, layers: list[nn.Module], shape: tuple[int, int
     net.eval()
     try:
         with torch.no_grad():
-            net.backbone(torch.zeros(1, *shape, device=net.classifier.weight.device))
+            net.backbone(net.classifier.weight.new_zeros(1, *shape))
     finally:
         net.train(training)
         for hook in hooks:
