@@ -13,6 +13,11 @@ from gracecl.report import Run, find_runs
 from gracecl.studies import feedback, mini, table
 
 EVERY = {
+    "icarl",
+    "cls_er",
+    "dvc",
+    "slda",
+    "ranpac",
     "agem",
     "mir",
     "gss",

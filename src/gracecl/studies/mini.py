@@ -3,8 +3,9 @@
 Five tasks of four classes, 10,000 images of 16×16 pixels in one pass of 500 steps of 20; a memory of 200 images; a ResNet-18 of
 width 8. Every method has the library's optimiser (Adam at 0.001) and augmentation and replays 64 images a step, whatever its paper
 used, and otherwise the defaults of its file. What is part of a method stays: gdumb trains with its own SGD, rar augments by
-RandAugment. Two methods are shortened: gdumb trains for 64 epochs before each of the five evaluations, not 256; ema(rar()) has the
-base of EMA's authors, three steps per batch with the run's augmentation, not ten.
+RandAugment, slda and ranpac train nothing and so work on random features. Two methods are shortened: gdumb trains for 64 epochs
+before each of the five evaluations, not 256; ema(rar()) has the base of EMA's authors, three steps per batch with the run's
+augmentation, not ten.
 """
 
 from __future__ import annotations
