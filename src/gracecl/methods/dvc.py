@@ -111,7 +111,7 @@ class DVC(Replay):
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         seen = torch.tensor(batch.progress.seen, device=batch.x.device)
-        table = {}
+        table: LossTable = {}
         for block, where in batch.blocks.items():
             terms = self.terms(out.logits[:, where.rows], batch.y[where.view(0)], seen)
             table |= {f"{role}/{block}": value for role, value in terms.items()}
