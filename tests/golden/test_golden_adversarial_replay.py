@@ -109,7 +109,7 @@ def test_whole_step_with_mixing() -> None:
     images = torch.cat([small.images(flat("x")), *[small.images(flat("u"))] * 2])
     labels = np.concatenate([GOLDEN["y"], GOLDEN["v"], GOLDEN["v"]])
     batch = BatchOfTheirDraws(images, labels, np.arange(len(labels)), blocks, Progress(), len(GOLDEN["b3"]), seed=0)
-    engine.method.rate = float(GOLDEN["lr"])
+    engine.method.virtual_rate = float(GOLDEN["lr"])
     looked_at: list[Tensor] = []
     match = engine.method.match
     engine.method.match = lambda u, x, ahead: looked_at.extend([u, found := match(u, x, ahead)]) or found

@@ -240,7 +240,7 @@ def test_it_begins_with_the_first_image_of_another_class() -> None:
 def test_rate_of_the_virtual_step(optimiser: str, option: str, rate: float) -> None:
     engine = toy_engine(f"adversarial_replay({option})", optimiser=optimiser)
     feed(engine, toy_stream(), until=9)
-    assert engine.method.rate == rate
+    assert engine.method.virtual_rate == rate
 
 
 def test_cost() -> None:

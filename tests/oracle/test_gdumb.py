@@ -197,9 +197,9 @@ def test_every_image_once_in_an_epoch_in_another_order_each() -> None:
 def test_learning_rates_of_the_specification() -> None:
     method = GDumb()
     trace = [0.005, 0.05, 0.05, 0.02525, 0.05, 0.04275, 0.02525, 0.00775]
-    assert [method.rate(epoch) for epoch in range(8)] == pytest.approx(trace, abs=5e-6)
-    assert all(method.rate(start) == pytest.approx(0.05) for start in (2, 4, 8, 16, 128))
-    assert method.rate(255) == pytest.approx(0.0005 + 0.0495 * (1 + math.cos(math.pi * 127 / 128)) / 2)
+    assert [method.rate_in(epoch) for epoch in range(8)] == pytest.approx(trace, abs=5e-6)
+    assert all(method.rate_in(start) == pytest.approx(0.05) for start in (2, 4, 8, 16, 128))
+    assert method.rate_in(255) == pytest.approx(0.0005 + 0.0495 * (1 + math.cos(math.pi * 127 / 128)) / 2)
 
 
 def test_two_queries_agree_and_an_earlier_one_changes_nothing() -> None:

@@ -82,7 +82,7 @@ class AdversarialReplay(Method):
         stream, slots = np.arange(len(new)), memories.replay.draw(self.n_recall, rng, except_labels=new.labels.tolist())
         if len(slots) == 0:
             return {"new": Rows(stream)}
-        self.rate = rate_ahead(self.virtual_lr, new.rate)
+        self.virtual_rate = rate_ahead(self.virtual_lr, new.rate)
         replay = {"replay": Rows(stream[:0], slots)}
         return {"new": Rows(stream), **replay, **({"adversarial": replay["replay"]} if self.beta else {})}
 
@@ -103,7 +103,7 @@ class AdversarialReplay(Method):
             order = order.to(u.device)
             u = share * u + (1 - share) * u[order]
             batch.targets |= {"share": share, "other": batch.y[replay][order]}
-        ahead = step_ahead(self.net, gradient(self.net, x, batch.y[new], "frozen"), self.rate)
+        ahead = step_ahead(self.net, gradient(self.net, x, batch.y[new], "frozen"), self.virtual_rate)
         batch.x[batch.rows("adversarial")] = self.attack(u, x, ahead, batch.rng("start"))
 
     def attack(self, u: Tensor, x: Tensor, ahead: Weights, rng: np.random.Generator) -> Tensor:

@@ -94,11 +94,11 @@ class GDumb(Method):
             images=images,
             epochs=self.epochs,
             batch=self.batch,
-            rate=lambda epoch: self.rate(epoch) / self.lr,
+            rate=lambda epoch: self.rate_in(epoch) / self.lr,
             max_norm=self.max_norm,
         )
 
-    def rate(self, epoch: int) -> float:
+    def rate_in(self, epoch: int) -> float:
         """The learning rate of an epoch: warm-up, then cosines that restart at epochs 2, 4, 8, …"""
         if epoch < 2:
             return self.lr * (0.1 if epoch == 0 else 1)
