@@ -136,6 +136,8 @@ MISTAKES = [
     ("stream", "split-digits(classes=3)", "classes"),
     ("stream", "split-digits(classes='')", "classes"),
     ("augment", "taus", "unknown augmentation 'taus'; did you mean 'tau'?"),
+    ("normalise", "halve", "unknown normalisation 'halve'; did you mean 'half'?"),
+    ("normalise", "imagenet", "images of 3 channels, not 1"),
     ("optimiser", "adams", "unknown optimiser 'adams'; did you mean 'adam'?"),
     ("optimiser", "adam(lrr=1)", "adam has no option 'lrr'; did you mean 'lr'?"),
     ("optimiser", "adam(lr=-1)", "learning rate"),

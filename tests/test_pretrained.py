@@ -272,3 +272,38 @@ def test_pretrained_features_tell_birds_apart_better_than_new_ones(efficientnet:
         accuracy[net] = (learner.predict(data.test_x) == data.test_y).mean()
     pretrained, scratch = accuracy.values()
     assert pretrained > scratch + 0.1, accuracy
+
+
+# Online-LoRA, which puts adapters on whatever transformer it is given.
+
+
+@pytest.mark.parametrize("method", ["online_lora", "grace(online_lora)"])
+@pytest.mark.parametrize(
+    ("package_name", "net", "factors"),
+    [
+        ("timm", "timm('test_vit')", 6 * 2),
+        ("transformers", "transformers(patch=8, width=24, depth=4)", 4 * 2 * 2),
+        ("transformers", "transformers(kind='dinov2', patch=8, width=24, depth=4)", 4 * 2 * 2),
+    ],
+)
+def test_online_lora(package_name: str, net: str, factors: int, method: str) -> None:
+    """Adapters on every block's query and value; folding them changes no output; nothing else of the trunk ever moves."""
+    package(package_name)
+    options = "online_lora(n_hard=2, window=3, mean_below=100.0, variance_below=100.0)"
+    learner = Learner(method.replace("online_lora", options), classes=5, shape=(3, 32, 32), memory=8, net=net, device="cpu")
+    tapped, online = learner.engine.net, getattr(learner.method, "inner", learner.method)
+    assert len(online.names) == factors
+    trunk = {name: value.clone() for name, value in tapped.named_parameters() if not value.requires_grad}
+    draws = np.random.default_rng(0)
+    for _ in range(5):
+        learner.learn(draws.integers(0, 256, (3, 3, 32, 32), dtype=np.uint8), draws.integers(0, 5, 3))
+    assert online.consolidated > 0
+    moved = {name for name, value in trunk.items() if not torch.equal(value, tapped.get_parameter(name))}
+    adapted = {name.rsplit(".", 1)[0] for name in online.names.values()}
+    assert {name.rsplit(".", 1)[0] for name in moved} <= adapted
+    x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    tapped.eval()
+    with torch.no_grad():
+        before = tapped(x).logits
+        online.fold(draws)
+        torch.testing.assert_close(tapped(x).logits, before, rtol=0, atol=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import io
 import json
 import os
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from safetensors.torch import save_file
 from gracecl import Learner, checkpoint, cli
 from gracecl.data import Data, from_arrays
 from gracecl.registry import datasets
-from gracecl.run import Interrupted, RunConfig, run
+from gracecl.run import WITHOUT_EFFECT, Interrupted, RunConfig, learner_and_stream, run
 from stopping import StopAfter
 
 STREAM = "split-digits(size=8, classes='0-3', tasks=2)"
@@ -621,3 +622,19 @@ def test_images_kept_beyond_the_memory_are_in_the_configuration(tmp_path: Path) 
     assert said.code == 0, said.err
     configs = [json.loads(file.read_text(encoding="utf-8")) for file in tmp_path.rglob("config.json")]
     assert {config["method"]: config["images_beyond_memory"] for config in configs} == {"er() + ewc(n_fisher=7)": 7, "er()": 0}
+
+
+def test_normalisation_is_the_run_s_and_the_data_s_own_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
+    """The net's pixels, the configuration and the folder tell; a run from before the option is found under its old name."""
+    said = gracecl("run", "sgd", "--normalise", "half", "--steps", "2", *SMALL, "--out", tmp_path)
+    assert said.code == 0, said.err
+    folder = only_run(tmp_path)
+    assert json.loads((folder / "config.json").read_text(encoding="utf-8"))["normalise"] == "half"
+    half, own = (RunConfig("sgd()", NET, 40, stream=STREAM, device="cpu", normalise=name) for name in ("half", "data"))
+    pixels = [learner_and_stream(config)[0].net.pixels for config in (half, own)]
+    assert [pixels[0].mean.flatten().tolist(), pixels[0].std.flatten().tolist()] == [[0.5], [0.5]]
+    assert pixels[1].mean.flatten().tolist() != [0.5]
+    before = {name: value for name, value in asdict(own).items() if name not in (*WITHOUT_EFFECT, "normalise")}
+    digest = hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()[:8]
+    assert own.folder(tmp_path).parent.name == digest
+    assert half.folder(tmp_path).parent.name != digest

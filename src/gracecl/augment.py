@@ -43,6 +43,29 @@ class Pixels:
         return x * self.std + self.mean
 
 
+NORMALISATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "half": ((0.5,), (0.5,)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "none": ((0.0,), (1.0,)),
+}
+"""mean and std that nets were trained with elsewhere, for any number of channels or for three: `half` is that of timm's ViT-B/16,
+`imagenet` that of most convolutional nets, `none` leaves pixels in [0, 1]"""
+OF_THE_DATA = "data"
+
+
+def normalisation(name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std of each channel: those of the data, which are given, or others by name."""
+    if name == OF_THE_DATA:
+        return mean, std
+    if name not in NORMALISATIONS:
+        known = (OF_THE_DATA, *NORMALISATIONS)
+        raise UserError(f"unknown normalisation '{name}'{nearest(name, known)} (known: {', '.join(known)})")
+    wanted = [value * len(mean) if len(value) == 1 else value for value in NORMALISATIONS[name]]
+    if len(wanted[0]) != len(mean):
+        raise UserError(f"--normalise {name} is for images of {len(wanted[0])} channels, not {len(mean)}; use data, half or none")
+    return wanted[0], wanted[1]
+
+
 class Operation(Protocol):
     @property
     def draws(self) -> int: ...
@@ -310,8 +333,10 @@ AUGMENTATIONS: dict[str, View] = {
     "full": (ResizedCrop(0.2, 1.0), Flip(0.5), ColourJitter(p=0.8), Grey(0.2)),
     "partial": (PadCrop(4), Flip(0.5)),
     "mild": (Grey(0.2), ResizedCrop(0.6, 1.0)),
+    "crop": (ResizedCrop(0.05, 1.0), Flip(0.5)),
 }
-"""`tau` is MOSE's second view, `simclr` the same with a flip, `mild` GSA's; `partial` and `full` are the replay literature's"""
+"""`tau` is MOSE's second view, `simclr` the same with a flip, `mild` GSA's; `partial` and `full` are the replay literature's;
+`crop` is Online-LoRA's, for photographs"""
 
 
 def augmentation(name: str) -> View:

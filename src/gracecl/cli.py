@@ -79,6 +79,7 @@ def run(
     steps: int | None = None,
     taps: int | None = None,
     augment: str | None = None,
+    normalise: str = "data",
     optimiser: str | None = None,
     defaults: str = "grace-paper",
     device: str = "auto",
@@ -108,7 +109,8 @@ def run(
         seeds: such as 0-4 or 0,3,7; the same seed gives every method the same stream
         steps: stop the stream after so many batches
         taps: tapped layers, counted from the last; by default 4 for methods that work on layers, else 1
-        augment: none, tau, simclr, partial, full or mild (default: the benchmark's for the method, else tau)
+        augment: none, tau, simclr, partial, full, mild or crop (default: the benchmark's for the method, else tau)
+        normalise: mean and std of pixels: data is the data set's own; half (0.5, 0.5), imagenet or none for nets trained with those
         optimiser: such as "sgd(lr=0.1)" (default: the benchmark's for the method, else "adam(lr=0.001, weight_decay=0.0001)")
         defaults: what fills in options not given here, on benchmarks: grace-paper is the frame of the paper's system for every
             method, own what each method's own paper used, ccl-dc later online work's, none the built-in values; or your FILE.toml
@@ -149,6 +151,7 @@ def run(
             steps=steps,
             taps=taps,
             augment=RunConfig.augment if found.augment is None else found.augment,
+            normalise=normalise,
             optimiser=RunConfig.optimiser if found.optimiser is None else found.optimiser,
             device=device,
             precision=precision,

@@ -36,7 +36,7 @@ class Recipe:
     taps: int | None = None
     """tapped layers, counted from the last; None is 4 for methods that work on layers, else 1"""
     augment: str = "tau"
-    """none, tau, simclr, partial, full or mild"""
+    """none, tau, simclr, partial, full, mild or crop"""
     optimiser: str = optim.DEFAULT
     """an expression such as sgd(lr=0.1)"""
     device: str = "auto"

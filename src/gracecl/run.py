@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from gracecl import __version__, checkpoint, registry, report, spec, streams
+from gracecl.augment import OF_THE_DATA, normalisation
 from gracecl.engine import Engine
 from gracecl.errors import UserError
 from gracecl.recipe import Recipe, device_of, layout_of
@@ -37,6 +38,8 @@ WITHOUT_EFFECT = ("seed", "checkpoint_every", "snapshots")
 """fields that do not make another configuration: the seed has a folder of its own, the others change no result"""
 ALWAYS_WRITTEN = ("method", "net", "memory", "seed", "stream")
 """fields that every config.json has; an older one may lack others, which then have their defaults"""
+CAME_LATER = {"normalise": OF_THE_DATA}
+"""fields that older runs lack: at this value they leave the name of a run's folder as it was, so that the run is found again"""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class RunConfig(Recipe):
 
     stream: str = "split-cifar100"
     """an expression such as split-cifar100(tasks=5, classes='0-19')"""
+    normalise: str = OF_THE_DATA
+    """the mean and std that pixels are normalised by: data is the data set's own; half, imagenet or none"""
     steps: int | None = None
     """batches after which the stream is cut; None is all of it"""
     eval_every: int = 0
@@ -68,7 +73,8 @@ class RunConfig(Recipe):
 
     def folder(self, out: Path) -> Path:
         """`<out>/<stream>/<method>/<hash>/<seed>`; the hash tells configurations apart, whatever their seed."""
-        identity = {name: value for name, value in asdict(self).items() if name not in WITHOUT_EFFECT}
+        values = {name: value for name, value in asdict(self).items() if name not in WITHOUT_EFFECT}
+        identity = {name: value for name, value in values.items() if name not in CAME_LATER or value != CAME_LATER[name]}
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
         return out / _as_name(self.stream) / _as_name(self.method) / digest / str(self.seed)
 
@@ -167,7 +173,7 @@ def learner_and_stream(config: RunConfig, data_root: str | Path | None = None) -
     if config.steps is not None:
         stream = stream.cut(config.steps)
     data = stream.data
-    engine = config.build(data.shape, data.classes, data.mean, data.std)
+    engine = config.build(data.shape, data.classes, *normalisation(config.normalise, data.mean, data.std))
     return engine, stream.to(engine.device)
 
 

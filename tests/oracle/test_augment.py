@@ -359,6 +359,25 @@ def test_the_named_views_are_the_specified_ones() -> None:
     assert AUGMENTATIONS["simclr"] == (Flip(0.5), *AUGMENTATIONS["tau"])
     assert AUGMENTATIONS["partial"] == (PadCrop(4), Flip(0.5))
     assert AUGMENTATIONS["full"] == (ResizedCrop(0.2, 1.0), Flip(0.5), ColourJitter(0.4, 0.4, 0.4, 0.1, 0.8), Grey(0.2))
+    assert AUGMENTATIONS["crop"] == (ResizedCrop(0.05, 1.0), Flip(0.5))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_normalisations(channels: int) -> None:
+    """The data's own mean and std, or 2 x - 1 ("half"), or x in [0, 1] ("none"), for any number of channels."""
+    mean, std = (0.3,) * channels, (0.2,) * channels
+    assert augment.normalisation("data", mean, std) == (mean, std)
+    images = torch.tensor([0, 51, 255], dtype=torch.uint8).view(3, 1, 1, 1).expand(3, channels, 1, 1)
+    for name, expected in (("half", [-1.0, -0.6, 1.0]), ("none", [0.0, 0.2, 1.0])):
+        x = Pixels(*augment.normalisation(name, mean, std)).normalise(images)
+        assert x.shape == images.shape
+        torch.testing.assert_close(x[:, -1, 0, 0], torch.tensor(expected))
+
+
+def test_the_normalisation_of_imagenet_is_for_colours() -> None:
+    assert augment.normalisation("imagenet", (0.5,) * 3, (0.5,) * 3) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    with pytest.raises(UserError, match="3 channels, not 1"):
+        augment.normalisation("imagenet", (0.5,), (0.5,))
 
 
 def test_an_unknown_augmentation_suggests_the_nearest() -> None:
