@@ -307,7 +307,8 @@ def central_shares(n: int, concentration: float, rng: np.random.Generator, low: 
 def pair_number(a: Ints, b: Ints, n: int) -> Ints:
     """The place of the unordered pair {a, b} among those of 0, …, n - 1, in the order (0, 1), (0, 2), …, (1, 2), …"""
     low, high = np.minimum(a, b), np.maximum(a, b)
-    return low * (2 * n - low - 1) // 2 + high - low - 1
+    number: Ints = low * (2 * n - low - 1) // 2 + high - low - 1
+    return number
 
 
 def _replace(x: Tensor, touched: npt.NDArray[np.bool_], change: Callable[[Tensor], Tensor]) -> Tensor:

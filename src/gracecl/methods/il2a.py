@@ -119,7 +119,7 @@ class IL2A(Replay):
         first, second = unlike_pairs(batch.labels[rows], self.mix_times, rng)
         a, b = place[batch.labels[rows][first]], place[batch.labels[rows][second]]
         mixed = np.maximum(a, b) < self.mixable
-        share = central_shares(np.count_nonzero(mixed), self.concentration, rng)
+        share = central_shares(int(np.count_nonzero(mixed)), self.concentration, rng)
         if len(share):
             labels = batch.classes + pair_number(a[mixed], b[mixed], self.mixable)
             batch.append("mixed", mix(batch.x[rows], first[mixed], second[mixed], share), labels)
@@ -213,7 +213,8 @@ class IL2A(Replay):
 def factor(features: Tensor) -> Tensor:
     """`[L, r, D]`: R with RᵀR the unbiased covariance of features `[L, n, D]`; r is at most D, and 0 for a single image."""
     n, width = features.shape[1:]
-    centred = (features - features.mean(dim=1, keepdim=True)) / max(1, n - 1) ** 0.5
+    centred: Tensor = (features - features.mean(dim=1, keepdim=True)) / max(1, n - 1) ** 0.5
     if n < 2:
         return centred[:, :0]
-    return centred if n <= width else torch.linalg.qr(centred, mode="r").R
+    root: Tensor = torch.linalg.qr(centred, mode="r").R if n > width else centred
+    return root
