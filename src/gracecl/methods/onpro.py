@@ -139,13 +139,13 @@ class OnPro(RotationContrast):
         """Of every pair of the classes as many mixes as its count; for a class that left the memory stands another of them."""
         held = np.array([memory.count(label=label) > 0 for label in classes.tolist()])
         pair = np.repeat(np.arange(len(counts)), counts)
-        sides = []
-        for side in np.triu_indices(len(classes), 1):
-            instead = rng.choice(np.flatnonzero(held), len(side))
-            sides.append(one_of_each(classes[np.where(held[side], side, instead)][pair], memory, rng))
+        first, second = (
+            one_of_each(classes[np.where(held[side], side, rng.choice(np.flatnonzero(held), len(side)))][pair], memory, rng)
+            for side in np.triu_indices(len(classes), 1)
+        )
         mixed = rng.random(len(counts)) < self.mix_probability
         share = rng.beta(self.concentration, self.concentration, len(pair))
-        return Mixes(*sides, np.where(mixed[pair], share, 0.0))
+        return Mixes(first, second, np.where(mixed[pair], share, 0.0))
 
     def views(self, block: str, augment: View) -> Sequence[View]:
         if block == "seen":
@@ -181,7 +181,7 @@ class OnPro(RotationContrast):
         """`[L, C, E]` twice: mean unit projections of each class, of a block's raw images and of the augmented ones."""
         where = batch.blocks[block]
         projected = self.projected(out, batch)[:, where.rows] if block == "new" else out[where.rows].embedding
-        z = unit(projected, INFO_NCE_EPSILON).unflatten(1, (where.views, where.images))
+        z = unit(projected, INFO_NCE_EPSILON).view(len(projected), where.views, where.images, -1)
         y = batch.y[where.view(0)]
         raw, augmented = (mean_per_class(z[:, view], y, batch.classes) for view in (0, where.views // 2))
         return raw, augmented
@@ -200,7 +200,8 @@ class OnPro(RotationContrast):
 
 def mixed_labels(first: Ints, second: Ints, share: Floats) -> Floats:
     """A number for the class of each mix: that of its images where they have the same, or where nothing is mixed in."""
-    return first + share * (second - first)
+    labels: Floats = share * (second - first) + first
+    return labels
 
 
 def pair_probabilities(proto: Floats) -> Floats:
@@ -208,7 +209,8 @@ def pair_probabilities(proto: Floats) -> Floats:
     one, other = np.triu_indices(len(proto), 1)
     closeness = 1 / np.maximum(np.linalg.norm(proto[one] - proto[other], axis=1), SMALLEST_DISTANCE)
     weight = np.exp(closeness - closeness.max())
-    return weight / weight.sum()
+    probabilities: Floats = weight / weight.sum()
+    return probabilities
 
 
 def pair_counts(probabilities: Floats, n: int, rng: np.random.Generator) -> Ints:
