@@ -1,0 +1,117 @@
+"""MKD, a momentum teacher. Michel et al., Rethinking Momentum Knowledge Distillation in Online Continual Learning, ICML 2024.
+
+    teacher <- copy of the net
+    for each optimiser step of the inner method on images x:
+        t <- teacher(x), s <- net(x), both with the statistics of the batch
+        step on the inner method's losses + λ T² mean KL( softmax(t/T) ‖ softmax(s/T) )
+        teacher <- (1 - a) teacher + a net, weights alone
+    predict with the mean of the net's and the teacher's weights
+
+No task marks are needed: the teacher is slow, not old.
+
+Differences from the paper: the teacher sees the views that the inner method trains on, so no view is added for it and no further
+cross-entropy (the paper draws a view of its own and pulls the net on the raw image, too, to what the teacher says of it); it starts
+as a copy (the released program's starts near zero and takes about 300 steps to grow); the term can act on all tapped layers, a
+share of λ each, where the paper's nets have one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gracecl.core import Batch, Incoming, LossTable, Rows, Taps
+from gracecl.errors import UserError
+from gracecl.losses import distillation
+from gracecl.memory import Memories
+from gracecl.method import Method, Wrapper
+from gracecl.nets.tapped import BATCH_NORMS, TappedNet
+from gracecl.nets.teacher import frozen_copy
+from gracecl.registry import methods
+
+
+@methods.register("mkd")
+@dataclass(eq=False, repr=False)
+class MKD(Wrapper):
+    """MKD: distillation from a moving average of the net's own weights, around any method."""
+
+    inner: Method = "er()"  # type: ignore[assignment]
+    """the method that makes the other losses"""
+    strength: float = 5.5
+    """λ, the weight of the distillation"""
+    teacher_rate: float = 0.01
+    """a, the share of the net that the teacher takes on at each optimiser step"""
+    temperature: float = 4.0
+    """T, by which logits are divided"""
+    layers: Literal["last", "all"] = "last"
+    """tapped layers that are distilled: the deepest, or all of them with an equal share of λ"""
+    predict: Literal["mean", "teacher", "net"] = "mean"
+    """whose weights predict; all with the net's running statistics"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (0 <= self.teacher_rate <= 1 and self.temperature > 0):
+            raise UserError(
+                f"mkd: teacher_rate lies in [0, 1] and temperature above 0, not {self.teacher_rate} and {self.temperature}"
+            )
+
+    def attach(self, net: TappedNet, memories: Memories) -> None:
+        super().attach(net, memories)
+        self.teacher, self.mean = frozen_copy(net).train(), frozen_copy(net)
+        for module in self.teacher.modules():
+            if isinstance(module, BATCH_NORMS):
+                module.momentum = 0.0  # it uses each batch's statistics and keeps none
+        weight = torch.ones(net.layers) / net.layers if self.layers == "all" else torch.eye(net.layers)[-1]
+        self.begun = False
+        self.layer_weight = weight.to(net.classifier.weight.device)
+
+    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+        if not self.begun:  # whatever weights the first step starts from, the teacher starts from too
+            self.follow(1.0)
+        return super().plan(new, memories, rng)
+
+    def targets(self, batch: Batch) -> dict[str, Tensor]:
+        self.net.count(forward=len(batch))
+        return super().targets(batch) | {"teacher_logits": self.teacher(batch.x).logits}
+
+    def losses(self, out: Taps, batch: Batch) -> LossTable:
+        rows = batch.supervised
+        towards = distillation(out.logits[:, rows], batch.targets["teacher_logits"][:, rows], self.temperature)
+        return super().losses(out, batch) | {"kd/teacher": self.strength * self.temperature**2 * self.layer_weight * towards}
+
+    def after_step(self, out: Taps, batch: Batch) -> None:
+        super().after_step(out, batch)
+        self.follow(self.teacher_rate)
+        self.begun = True
+
+    def follow(self, share: float) -> None:
+        """The teacher's weights move towards the net's."""
+        with torch.no_grad():
+            for slow, fast in zip(self.teacher.parameters(), self.net.parameters(), strict=True):
+                slow.lerp_(fast, share)
+
+    @property
+    def eval_net(self) -> TappedNet:
+        if self.predict == "net":
+            return self.inner.eval_net
+        share = 0.5 if self.predict == "mean" else 0.0
+        with torch.no_grad():
+            for mean, slow, fast in zip(self.mean.parameters(), self.teacher.parameters(), self.net.parameters(), strict=True):
+                mean.copy_(slow).lerp_(fast, share)
+            for own, latest in zip(self.mean.buffers(), self.net.buffers(), strict=True):
+                own.copy_(latest)
+        return self.mean
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"teacher": dict(self.teacher.named_parameters()), "begun": self.begun}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.begun = state["begun"]
+        with torch.no_grad():
+            for name, value in self.teacher.named_parameters():
+                value.copy_(state["teacher"][name])
