@@ -25,6 +25,7 @@ task counts as new there, keeps its row and may move it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -119,7 +120,7 @@ class LUCIR(Replay):
 
     def strength(self, progress: Progress) -> float:
         """λ"""
-        return self.less_forget * (len(progress.old) / len(progress.current)) ** 0.5
+        return self.less_forget * math.sqrt(len(progress.old) / len(progress.current))
 
     def after_step(self, out: Taps, batch: Batch) -> None:
         self.held.put_back(moving=batch.current)

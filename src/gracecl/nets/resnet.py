@@ -27,12 +27,44 @@ def resnet18(shape: tuple[int, int, int], taps: int, at_most: bool, width: int =
     return ResNet18(shape[0], width, taps)
 
 
+class Conv3x3(nn.Conv2d):
+    """A 3×3 convolution, dense or depthwise, padded by 1.
+
+    On maps of at most 2×2 points every point of the input reaches every point of the output, so there the convolution is a plain
+    product. A CPU makes that in a third of the time of the dense convolution, which also multiplies the padding, and in a sixth of
+    the time of the depthwise one. The numbers are the same but for rounding.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1, groups: int = 1) -> None:
+        super().__init__(inputs, outputs, 3, stride, 1, groups=groups, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type != "cpu" or max(x.shape[-2:]) > 2:
+            return super().forward(x)
+        height, width = (len(range(0, size, self.stride[0])) for size in x.shape[-2:])
+        points = x.permute(0, 2, 3, 1).flatten(1, 2)  # [B, from, inputs]
+        weights = self.weight.flatten(2).permute(2, 1, 0)[
+            self.taps(x.shape[-2], x.shape[-1])
+        ]  # [from, to, inputs of a group, outputs]
+        if self.groups > 1:
+            y = (points[:, :, None] * weights.squeeze(2)).sum(dim=1)
+        else:
+            y = points.flatten(1) @ weights.transpose(1, 2).flatten(2).flatten(0, 1)
+        layout = torch.contiguous_format if x.is_contiguous() else torch.channels_last
+        return y.view(len(x), height, width, -1).permute(0, 3, 1, 2).contiguous(memory_format=layout)
+
+    def taps(self, height: int, width: int) -> Tensor:
+        """`[from, to]`: which of the nine weights takes a point of the input to a point of the output."""
+        down, across = (torch.arange(size)[:, None] + 1 - torch.arange(0, size, self.stride[0]) for size in (height, width))
+        return (3 * down[:, None, :, None] + across[None, :, None, :]).flatten(2).flatten(0, 1)
+
+
 class BasicBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.conv1 = Conv3x3(inputs, outputs, stride)
         self.norm1 = BatchNorm(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.conv2 = Conv3x3(outputs, outputs)
         self.norm2 = BatchNorm(outputs)
         same = stride == 1 and inputs == outputs
         self.shortcut = (
@@ -49,11 +81,11 @@ class BasicBlock(nn.Module):
 def separable_down(inputs: int, outputs: int) -> nn.Sequential:
     """D: depthwise and pointwise convolutions, twice, the first with stride 2."""
     return nn.Sequential(
-        nn.Conv2d(inputs, inputs, 3, 2, 1, groups=inputs, bias=False),
+        Conv3x3(inputs, inputs, 2, groups=inputs),
         nn.Conv2d(inputs, inputs, 1, bias=False),
         BatchNorm(inputs),
         nn.ReLU(inplace=True),
-        nn.Conv2d(inputs, inputs, 3, 1, 1, groups=inputs, bias=False),
+        Conv3x3(inputs, inputs, groups=inputs),
         nn.Conv2d(inputs, outputs, 1, bias=False),
         BatchNorm(outputs),
         nn.ReLU(inplace=True),
@@ -113,9 +145,13 @@ class ResNet18(Backbone):
 
     def drop_last_relu(self) -> None:
         """That of the last stage, and of each shallow tap's chain."""
-        self.stages[-1][-1].last_relu = False
+        *_, block = self.stages[-1].children()
+        assert isinstance(block, BasicBlock)
+        block.last_relu = False
         for chain in self.chains:
-            chain[-1][-1] = nn.Identity()
+            *_, last = chain.children()
+            assert isinstance(last, nn.Sequential)
+            last[-1] = nn.Identity()
 
     def tap_parts(self) -> list[nn.Module]:
         return [self.gates, self.chains]
