@@ -18,7 +18,7 @@ from gracecl.methods.er import ER
 from gracecl.methods.grace import Grace
 from gracecl.methods.mose import MOSE
 from gracecl.nets.class_means import class_means
-from gracecl.nets.resnet import Gate, ResNet18, enlarge, separable_down
+from gracecl.nets.resnet import Conv3x3, Gate, ResNet18, enlarge, separable_down
 from gracecl.nets.tapped import StackedLinear, TappedNet
 
 
@@ -184,6 +184,23 @@ def test_enlarging_is_bilinear_interpolation(size: tuple[int, int, int, int]) ->
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     slope = torch.randn_like(ours)
     torch.testing.assert_close(*(torch.autograd.grad(made, maps, slope)[0] for made in (ours, theirs)), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 2), (1, 2), (2, 1), (3, 2)])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("groups", [1, 6])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_convolutions_of_small_maps_are_convolutions(
+    size: tuple[int, int], stride: int, groups: int, layout: torch.memory_format
+) -> None:
+    conv = Conv3x3(6, 6 if groups > 1 else 5, stride, groups).double()
+    x = torch.randn(3, 6, *size, dtype=torch.float64).contiguous(memory_format=layout).requires_grad_()
+    ours, theirs = conv(x), F.conv2d(x, conv.weight, None, stride, 1, groups=groups)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    assert ours.is_contiguous(memory_format=layout)
+    slope = torch.randn_like(ours)
+    for mine, plain in zip(*(torch.autograd.grad(made, (x, conv.weight), slope) for made in (ours, theirs)), strict=True):
+        torch.testing.assert_close(mine, plain, rtol=1e-12, atol=1e-12)
 
 
 def test_stages_read_the_ungated_map_and_taps_count_from_the_last() -> None:
