@@ -288,7 +288,7 @@ def distillation(
             raise ValueError("distillation takes classes or blocks, not both")
         classes = blocks >= 0
         columns = blocks.clamp(min=0).flatten()
-        student, teacher = (z.index_select(-1, columns).unflatten(-1, blocks.shape) for z in (student, teacher))
+        student, teacher = (z.index_select(-1, columns).view(*z.shape[:-1], *blocks.shape) for z in (student, teacher))
     if classes is not None:
         student, teacher = student.masked_fill(~classes, -torch.inf), teacher.masked_fill(~classes, -torch.inf)
     log_p, log_q = F.log_softmax(teacher, dim=-1), F.log_softmax(student, dim=-1)
