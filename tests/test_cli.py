@@ -256,17 +256,29 @@ def test_help_and_lists_answer_without_importing_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "known"),
-    [("methods", registry.methods), ("nets", registry.nets), ("datasets", registry.datasets)],
+    ("words", "known"),
+    [("methods --describe", registry.methods), ("nets", registry.nets), ("datasets", registry.datasets)],
 )
-def test_list_prints_every_registered_name_with_its_line(kind: str, known: registry.Registry) -> None:
-    code, out, err = gracecl("list", kind)
+def test_list_prints_every_registered_name_with_its_line(words: str, known: registry.Registry) -> None:
+    code, out, err = gracecl("list", *words.split())
     assert (code, err) == (0, "")
     printed = dict(line.split(maxsplit=1) for line in out.splitlines())
     assert list(printed) == known.names()
     for name in known.names():
         described = known.get(name).__doc__.strip().split("\n")[0]
         assert printed[name] == described
+
+
+def test_list_methods_prints_a_table_of_what_they_need_and_cost() -> None:
+    code, out, err = gracecl("list", "methods")
+    assert (code, err) == (0, "")
+    header, *lines = out.splitlines()
+    assert header.split() == ["method", "year", "family", "tasks", "grace", "keeps", "images", "paper"]
+    cells = [line.split() for line in lines[: len(registry.methods.names())]]
+    assert [row[0] for row in cells] == registry.methods.names()
+    assert ["mir", "2019", "select", "–", "yes", "images", "596/84", "16.0"] in cells
+    assert ["bic", "2019", "teacher", "needs", "yes", "+", "net", "148/74", "21.2"] in cells
+    assert "--describe and --markdown are for methods" in one_sentence(*gracecl("list", "nets", "--describe"))
 
 
 def test_list_streams_prints_every_family_over_every_data_set() -> None:
@@ -335,7 +347,8 @@ def test_a_user_s_method_runs_alone_and_inside_grace(plugin: Path, tmp_path: Pat
 
 
 def test_a_user_s_method_is_listed_beside_the_others(plugin: Path) -> None:
-    code, out, _ = gracecl("list", "methods", "--plugin", plugin)
+    assert re.search(r"^sharp_er +–", gracecl("list", "methods", "--plugin", plugin)[1], flags=re.MULTILINE)
+    code, out, _ = gracecl("list", "methods", "--describe", "--plugin", plugin)
     assert code == 0
     assert re.search(r"^sharp_er +Fine-tuning with sharpened logits\.$", out, flags=re.MULTILINE)
     assert re.search(r"^er ", out, flags=re.MULTILINE)

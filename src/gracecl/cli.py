@@ -251,15 +251,29 @@ def write_report(folder: Path, /) -> None:
     show(folder, [run.path for run in runs])
 
 
-def list_names(kind: Literal["methods", "streams", "nets", "datasets", "controllers"], /, plugin: tuple[str, ...] = ()) -> None:
-    """Print the names there are, a line each.
+def list_names(
+    kind: Literal["methods", "streams", "nets", "datasets", "controllers"],
+    /,
+    describe: bool = False,
+    markdown: bool = False,
+    plugin: tuple[str, ...] = (),
+) -> None:
+    """Print the names there are, a line each; of methods, what they need, keep and cost.
 
     Args:
         kind: what to list
+        describe: of methods, a sentence each instead
+        markdown: of methods, the table as the page docs/methods.md
         plugin: modules or files that register more
     """
     load_plugins(plugin)
-    from gracecl import registry
+    from gracecl import catalogue, registry
+
+    if kind != "methods" and (describe or markdown):
+        raise UserError(f"--describe and --markdown are for methods; 'gracecl list {kind}' describes each by itself")
+    if kind == "methods" and not describe:
+        print(catalogue.markdown() if markdown else catalogue.table(), end="" if markdown else "\n")
+        return
 
     found = {
         "methods": registry.methods,
@@ -336,21 +350,29 @@ def verdict(outcomes: Sequence[Outcome]) -> int:
     return 1 if any(outcome.end == "crashed" for outcome in others) else 2
 
 
-def benchmark(parts: tuple[str, ...] = (), /, quick: bool = False, json: Path | None = None, threads: int | None = None) -> None:
+def benchmark(
+    parts: tuple[str, ...] = (),
+    /,
+    quick: bool = False,
+    json: Path | None = None,
+    threads: int | None = None,
+    mose: Path | None = None,
+) -> None:
     """Measure what gracecl costs, as ratios: ours against a yardstick, in turns, median and quartiles.
 
     PART is one of steps, passes, memory, runs, startup, roofline, methods, avalanche (these by default, the last if it is
-    installed), choices, profile, cost. On a busy machine the spread widens; the whole takes about 45 minutes on two cores.
+    installed), choices, authors, profile, cost. On a busy machine the spread widens; the whole takes about 45 minutes on two cores.
 
     Args:
         parts: what to measure
         quick: tiny nets and few repeats, to see that it works; the figures mean little
         json: file for the rows
         threads: of this process (default: all cores)
+        mose: for the part authors, your checkout of the MOSE authors' program, https://github.com/AnAppleCore/MOSE
     """
     from gracecl import bench
 
-    names = bench.chosen(parts)
+    names = bench.chosen(parts, mose)
     if json is not None and not json.parent.is_dir():
         raise UserError(f"there is no folder {json.parent} for {json.name}; choose another --json")
     if threads is not None:
@@ -365,7 +387,7 @@ def benchmark(parts: tuple[str, ...] = (), /, quick: bool = False, json: Path | 
             print(bench.text(part, quick), flush=True)
             continue
         print(f"{part}: {bench.PARTS[part]}", flush=True)
-        for row in bench.rows(part, quick):
+        for row in bench.rows(part, quick, mose):
             measured.append(row)
             print(f"  {row}", flush=True)
             if json is not None:

@@ -1,0 +1,124 @@
+"""What the catalogue says of a method is what the method does."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gracecl import catalogue, paper, registry, spec
+from gracecl.bench import paper as costs
+from gracecl.catalogue import FACTS
+from gracecl.core import is_loss
+from gracecl.engine import Engine
+from gracecl.errors import UserError
+from gracecl.method import Addition, Wrapper
+from gracecl.recipe import Recipe
+
+SHAPE, CLASSES, PER_TASK = (3, 8, 8), 100, 10
+MANY_VIEWS = {"ocm", "onpro"}
+"""whose counts do not depend on how many tasks came before, and which take long"""
+VARIES = {"aser", "er_aml", "gss", "il2a", "lucir"}
+"""whose steps have a varying number of images"""
+
+
+def engine_of(expression: str, memory: int, classes: int) -> Engine:
+    transformer = "online_lora" in expression
+    net = "vit(patch=4, dim=8, depth=4, heads=2)" if transformer else "mlp(width=8, depth=4)"
+    recipe = Recipe(method=expression, net=net, memory=memory, device="cpu")
+    return recipe.build(SHAPE, classes, (0.5,) * 3, (0.25,) * 3)
+
+
+def learn(engine: Engine, images: int, task: int) -> list[str]:
+    """A batch of a task; returns the rows of its losses."""
+    labels = np.arange(images) % PER_TASK + PER_TASK * task
+    pixels = np.random.default_rng(engine.progress.step).integers(0, 256, (images, *SHAPE), dtype=np.uint8)
+    outcome = engine.learn(torch.from_numpy(pixels), labels, task)
+    return [] if outcome is None else [row for row in outcome.table if is_loss(row)]
+
+
+def last_task(name: str) -> tuple[Engine, list[str], float, float]:
+    """A learner in the last of ten tasks with a full memory, the rows of its losses, and its images per step."""
+    engine = engine_of(f"{name}()", 1000, CLASSES)
+    batch = 10 if name == "online_lora" else 70 if name in MANY_VIEWS else 100  # it keeps whole batches
+    for task in (0, 9) if name in MANY_VIEWS else range(10):
+        learn(engine, batch, task)
+    for _ in range(4):
+        learn(engine, 10, 9)
+    before = engine.net.forwarded, engine.net.backwarded
+    for _ in range(4):
+        rows = learn(engine, 10, 9)
+    return engine, rows, (engine.net.forwarded - before[0]) / 4, (engine.net.backwarded - before[1]) / 4
+
+
+def learn_two_tasks(expression: str) -> tuple[Engine, list[str]]:
+    engine = engine_of(expression, 40, 20)
+    for task in (0, 0, 1, 1):
+        rows = learn(engine, 10, task)
+    return engine, rows
+
+
+def test_it_has_every_method() -> None:
+    assert FACTS.keys() == registry.methods.written.keys()
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_what_a_method_is(name: str) -> None:
+    facts, kind = FACTS[name], registry.methods.get(name)
+    assert (facts.family == "add") == issubclass(kind, Addition)
+    assert (facts.family == "wrap") == issubclass(kind, Wrapper)
+    assert facts.tasks == spec.parse_method(name).boundaries
+    years = {
+        record["year"] for row, text in paper.EXPRESSIONS.items() for record in paper.records(method=row) if text == f"{name}()"
+    }
+    assert years - {None} <= {facts.year}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_what_a_method_keeps_and_costs(name: str) -> None:
+    facts = FACTS[name]
+    engine, rows, forward, backward = last_task(name)
+    assert rows == facts.rows.split()
+    assert (len(engine.memories.replay) > 0) == facts.keeps.startswith("images")
+    if name == "joint":  # its second batch comes with the stream
+        forward, backward = forward + 64, backward + 64
+    close = 0.05 if name in VARIES else 0
+    assert (forward, backward) == (pytest.approx(facts.forward, rel=close), pytest.approx(facts.backward, rel=close))
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_what_works_inside_grace(name: str) -> None:
+    facts = FACTS[name]
+    option = "train_head=True" if facts.grace == "head" else ""
+    if facts.grace == "no":
+        with pytest.raises(UserError):
+            learn_two_tasks(f"grace({name}())")
+        return
+    engine, rows = learn_two_tasks(f"grace({name}({option}))")
+    measured = [math.isfinite(value) for value in engine.method.feedback.accuracy.tolist()]  # type: ignore[attr-defined]
+    assert measured == [facts.grace != "γ"] * 4
+    if facts.rows:
+        assert [*facts.rows.split(), *(["ce/head"] if option else []), "entropy"] == rows
+        assert any(row.startswith("ce") for row in rows)
+
+
+@pytest.mark.parametrize("row", costs.METHODS)
+def test_the_cost_of_the_paper_s_tables_is_counted_alike(row: str) -> None:
+    """The cost model counts what papers and programs do, which may be a little more or less than what we do."""
+    method, facts = costs.METHODS[row], FACTS[paper.EXPRESSIONS[row].partition("(")[0]]
+    assert facts.backward == pytest.approx(method.learned, rel=0.15)
+    assert facts.forward == pytest.approx(method.learned + method.scored + CLASSES * method.scored_per_class, rel=0.15)
+
+
+def test_the_table_fits_a_narrow_terminal() -> None:
+    lines = catalogue.table().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines[1 : lines.index("")]] == sorted(FACTS)
+
+
+def test_the_page_is_up_to_date() -> None:
+    page = Path(__file__).parent.parent / "docs" / "methods.md"
+    assert page.read_text(encoding="utf-8") == catalogue.markdown(), "run: gracecl list methods --markdown > docs/methods.md"
