@@ -21,6 +21,7 @@ PARTS = {
     "roofline": "arithmetic per second against a large matrix product",
     "avalanche": "Avalanche's replay against ours (needs the extra gracecl[avalanche])",
     "methods": "every method's step against bare passes over as many images",
+    "authors": "MOSE's step against its authors' own program (needs a checkout of it, --mose PATH)",
     "choices": "layouts, precisions, compilation, optimisers, threads and allocators against the defaults",
 }
 TEXTS = {
@@ -30,13 +31,24 @@ TEXTS = {
 DEFAULT = ("steps", "passes", "memory", "runs", "startup", "roofline", "methods", "avalanche")
 
 
-def chosen(names: Iterable[str]) -> list[str]:
-    """The parts that were asked for, or all that have aims; what needs an extra only if it is there."""
+def chosen(names: Iterable[str], mose: Path | None = None) -> list[str]:
+    """The parts that were asked for, or all that have aims; what needs an extra only if it is there.
+
+    `mose` is the checkout of the authors' program, which is checked before anything is measured.
+    """
     names = list(dict.fromkeys(names))
     known = PARTS | TEXTS
     for name in names:
         if name not in known:
             raise UserError(f"unknown part '{name}'{nearest(name, known)} (known: {', '.join(known)})")
+    if "authors" in names:
+        from gracecl.bench import authors
+
+        authors.check(mose)
+    elif mose is not None:
+        raise UserError(
+            "--mose is for the part 'authors', which is not among those asked for; write: gracecl bench authors --mose PATH"
+        )
     if names:
         return names
     from gracecl.bench import avalanche
@@ -44,9 +56,9 @@ def chosen(names: Iterable[str]) -> list[str]:
     return [name for name in DEFAULT if name != "avalanche" or avalanche.installed()]
 
 
-def rows(part: str, quick: bool) -> Iterator[Row]:
+def rows(part: str, quick: bool, mose: Path | None = None) -> Iterator[Row]:
     module = importlib.import_module(f"gracecl.bench.{part}")
-    yield from module.rows(quick)
+    yield from module.rows(quick, mose) if part == "authors" else module.rows(quick)
 
 
 def text(part: str, quick: bool) -> str:
