@@ -130,7 +130,7 @@ class OnlineLoRA(Method):
     def loss_of_each_batch(self, out: Taps, batch: Batch) -> Tensor:
         """`[L, 1 + |H|]`: the mean cross-entropy of the stream's batch, then of those in H."""
         of_images = cross_entropy_of_each(out.logits, batch.y)
-        parts = of_images.split([batch.blocks["new"].images, *self.sizes], dim=1)
+        parts = torch.split(of_images, [batch.blocks["new"].images, *self.sizes], dim=1)
         return torch.stack([part.mean(dim=1) for part in parts], dim=1)
 
     def after_step(self, out: Taps, batch: Batch) -> None:
@@ -152,7 +152,7 @@ class OnlineLoRA(Method):
         """G, as one vector."""
         weights = {name: parameter.detach() for parameter, name in self.names.items()}
         sums = {name: torch.zeros_like(value) for name, value in weights.items()}
-        entries = batch.x[batch.rows("hard")].split(self.sizes) if self.sizes else ()
+        entries = torch.split(batch.x[batch.rows("hard")], self.sizes) if self.sizes else ()
         for images in entries[:1] if self.reference else entries:
             groups = images.unsqueeze(0 if self.reference else 1)
             for name, gradients in gradients_of_each(self.net, weights, surprise_of_prediction, groups).items():
