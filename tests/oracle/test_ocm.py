@@ -201,6 +201,9 @@ def test_the_teacher_sees_the_turned_images_and_another_view_of_them(monkeypatch
     student = batch.x[batch.rows("supervised")]
     assert another.shape == student.shape
     assert not torch.allclose(another, student, atol=1e-3)
+    view = augment.augmentation("tau")
+    draws = batch.rng("the teacher's view").random((3, augment.draws(view)))
+    assert torch.equal(another, augment.apply(view, batch.x[block.view(0)], draws, engine.net.pixels))
     engine = run(SMALL, LATER, augment="none")
     shown = spy_on_teacher(engine, monkeypatch)
     batch, _ = next_batch(engine, stream())
