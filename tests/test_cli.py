@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gracecl import cli, registry, watch
+from gracecl import checkpoint, cli, registry, watch
 from gracecl.registry import methods
 from terminal import terminal
 
@@ -227,6 +227,44 @@ def test_an_unknown_flag_verb_or_choice_is_told_without_a_traceback(arguments: l
 def test_a_report_of_nothing_is_one_sentence(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         assert str(folder) in one_sentence(*gracecl("report", folder))
+
+
+# Several passes.
+
+MORE = {"once": [], "thrice": ["--epochs", "3"]}
+
+
+def test_epochs_are_passes_over_each_task_that_store_nothing_again(tmp_path: Path) -> None:
+    """A method of offline training, one of online training, and GRACE, over each task three times."""
+    words = [
+        "--stream",
+        "split-digits(size=8, classes='0-3', tasks=2, batch=40)",
+        "--net",
+        "mlp(width=8, depth=4)",
+        "--memory",
+        "20",
+    ]
+    words += ["--jobs", "1", "--device", "cpu"]
+    for name, more in MORE.items():
+        code, _, err = gracecl("run", "er", "lucir", "grace", *words, *more, "--out", tmp_path / name)
+        assert code == 0, err
+    folders = {
+        name: {file.parent.parent.parent.name: file.parent for file in (tmp_path / name).rglob("config.json")} for name in MORE
+    }
+    assert folders["once"].keys() == folders["thrice"].keys() == {"er", "lucir", "grace-mose"}
+    for method in folders["once"]:
+        once, thrice = (json.loads((folders[name][method] / "config.json").read_text()) for name in MORE)
+        assert thrice["stream"] == once["stream"][:-1] + ", epochs=3)"
+        assert thrice["stream_steps"] == 3 * once["stream_steps"]
+        states = [checkpoint.load(folders[name][method] / "checkpoint.safetensors")["trainer"] for name in MORE]
+        offered, again = (state["engine"]["memories"]["replay"]["offered"] for state in states)
+        assert offered == again > 500, "later passes offer no image to memory"
+
+
+def test_epochs_are_given_once(tmp_path: Path) -> None:
+    sentence = one_sentence(*run(tmp_path, "er", stream="split-digits(epochs=2)", epochs="3"))
+    assert "gives epochs already; leave that or --epochs out" in sentence
+    assert "epochs must be at least 1" in one_sentence(*run(tmp_path, "er", epochs="0"))
 
 
 # Help and lists.

@@ -34,8 +34,8 @@ class Facts:
     backward: int
     """images that a gradient is taken of"""
     grace: str = "yes"
-    """what works inside grace(...): yes; head, with the option train_head=True, as GRACE reads linear heads and it trains none of its
-    own; γ alone, as there are no images of the past to find α from while it trains; no"""
+    """what works inside grace(...): yes; head, with train_head=True, as GRACE reads linear heads and it trains none of its own;
+    γ alone, as there are no images of the past to find α from while it trains; no"""
 
     @property
     def images(self) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from gracecl import launch
 from gracecl.errors import UserError, sentence
 from gracecl.registry import load_plugins, nearest
-from gracecl.spec import parse_numbers
+from gracecl.spec import parse_numbers, with_option
 
 if TYPE_CHECKING:
     from gracecl.jobs import Outcome
@@ -76,6 +76,7 @@ def run(
     memory: int = 1000,
     net: str = "resnet18(width=64)",
     seeds: str = "0",
+    epochs: int | None = None,
     steps: int | None = None,
     taps: int | None = None,
     augment: str | None = None,
@@ -107,6 +108,7 @@ def run(
         memory: images that may be kept
         net: such as "resnet18(width=20)"
         seeds: such as 0-4 or 0,3,7; the same seed gives every method the same stream
+        epochs: passes over each task before the next one, for methods of offline training (default: the stream's, one)
         steps: stop the stream after so many batches
         taps: tapped layers, counted from the last; by default 4 for methods that work on layers, else 1
         augment: none, tau, simclr, partial, full, mild or crop (default: the benchmark's for the method, else tau)
@@ -138,6 +140,8 @@ def run(
     numbers = dict.fromkeys(parse_numbers(seeds, "--seeds"))
     if not numbers:
         raise UserError(f"--seeds '{seeds}' names none; write for example 0-4 or 0,3,7")
+    if epochs is not None:
+        stream = with_option(stream, "epochs", epochs)
     settings = [resolve(method, stream, memory, optimiser, augment, defaults) for method in methods]
     for line in dict.fromkeys(found.taken for found in settings if found.taken):
         print(line, file=sys.stderr)

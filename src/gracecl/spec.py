@@ -38,6 +38,18 @@ def parse_call(text: str) -> Call:
     return call
 
 
+def with_option(text: str, name: str, value: Any) -> str:
+    """The text of a call with one more option: `split-digits(tasks=5)` with epochs=3 is `split-digits(tasks=5, epochs=3)`."""
+    call = parse_call(text)
+    if name in call.kwargs:
+        raise UserError(f"'{text}' gives {name} already; leave that or --{name.replace('_', '-')} out")
+    stem = text.strip()
+    if not stem.endswith(")"):
+        return f"{stem}({name}={value!r})"
+    between = ", " if call.args or call.kwargs else ""
+    return f"{stem[:-1].rstrip(', ')}{between}{name}={value!r})"
+
+
 def parse_method(text: str) -> Any:
     """The method an expression names, built."""
     return build_method(read_method(text))
@@ -197,4 +209,5 @@ __all__ = [
     "parse_numbers",
     "read_method",
     "show",
+    "with_option",
 ]

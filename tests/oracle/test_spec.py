@@ -22,7 +22,7 @@ from gracecl.methods.er import ER
 from gracecl.methods.grace import Grace
 from gracecl.methods.mose import MOSE
 from gracecl.registry import Registry, methods, nearest, normal
-from gracecl.spec import Call, parse_call, parse_method
+from gracecl.spec import Call, parse_call, parse_method, with_option
 
 
 @dataclass(eq=False, repr=False)
@@ -207,7 +207,7 @@ def test_code_is_refused_and_not_run(text: str, tmp_path: Path) -> None:
         ("xyzzy", "unknown method 'xyzzy' "),
         ("er(n_recal=3)", "er has no option 'n_recal'; did you mean 'n_recall'"),
         ("grace(er(), entropymode='cpr')", "did you mean 'entropy_mode'"),
-        ("er(64, 'concat', 1, 'linear', 5)", "at most 4 arguments"),
+        ("er(64, 'concat', 1, 'linear', 5, 6)", "at most 5 arguments"),
         ("er(n_recall='many')", "n_recall must be a whole number, not 'many'"),
         ("er(n_recall=2.5)", "whole number"),
         ("er(n_recall=True)", "whole number"),
@@ -240,6 +240,23 @@ def test_what_is_not_a_method_is_refused(text: str) -> None:
 def test_what_is_not_a_call_is_refused(text: str) -> None:
     with pytest.raises(UserError):
         parse_call(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "longer"),
+    [
+        ("split-digits", "split-digits(epochs=3)"),
+        ("split-digits()", "split-digits(epochs=3)"),
+        (" split-digits(tasks=5) ", "split-digits(tasks=5, epochs=3)"),
+        ("split-digits(5, classes='0-3',)", "split-digits(5, classes='0-3', epochs=3)"),
+    ],
+)
+def test_an_option_can_be_added(text: str, longer: str) -> None:
+    assert with_option(text, "epochs", 3) == longer
+    call = parse_call(text)
+    assert parse_call(longer) == Call(call.name, call.args, call.kwargs | {"epochs": 3})
+    with pytest.raises(UserError, match="gives epochs already; leave that or --epochs out"):
+        with_option(longer, "epochs", 3)
 
 
 def test_nearest_names() -> None:
