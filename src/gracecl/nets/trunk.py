@@ -136,7 +136,7 @@ def layers_called(net: TappedNet, layers: list[nn.Module], shape: tuple[int, int
     net.eval()
     try:
         with torch.no_grad():
-            net.backbone(net.classifier.weight.new_zeros(1, *shape))
+            net.backbone.forward(net.classifier.weight.new_zeros(1, *shape))  # not by a call, which may be compiled
     finally:
         net.train(training)
         for hook in hooks:
