@@ -248,6 +248,29 @@ def paired(a: npt.ArrayLike, b: npt.ArrayLike) -> Paired:
     return Paired(mean, mean - half_width, mean + half_width, 2.0 * float(stdtr(n - 1, -t)), n)
 
 
+def holm(p: Sequence[float]) -> list[float]:
+    """p-values corrected for their number by Holm's step-down rule, in the given order; NaN stays NaN and does not count."""
+    order = sorted((value, place) for place, value in enumerate(p) if not math.isnan(value))
+    corrected, largest = [math.nan] * len(p), 0.0
+    for rank, (value, place) in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * value))
+        corrected[place] = largest
+    return corrected
+
+
+def seeds_to_tell(difference: Paired, points: float, power: float = 0.8) -> float:
+    """Paired seeds at which a difference of so many points is found with this power at 5 %, given the spread that was seen.
+
+    In the normal approximation, n = ((z_97.5 % + z_power) · std / points)²; NaN for fewer than two seeds.
+    """
+    if difference.n < 2:
+        return math.nan
+    from scipy.special import ndtri, stdtrit
+
+    std = (difference.high - difference.mean) / float(stdtrit(difference.n - 1, (1 + CONFIDENCE) / 2)) * math.sqrt(difference.n)
+    return max(2.0, math.ceil(((float(ndtri((1 + CONFIDENCE) / 2)) + float(ndtri(power))) * std / points) ** 2))
+
+
 # --- checks ---------------------------------------------------------------------------------------------------------
 
 

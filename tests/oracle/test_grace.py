@@ -24,7 +24,7 @@ from gracecl.losses import cross_entropy, entropy
 from gracecl.memory import Memories
 from gracecl.method import Method
 from gracecl.methods.er import ER
-from gracecl.methods.grace import Grace, head_accuracies
+from gracecl.methods.grace import Grace, layer_accuracies
 from gracecl.methods.mose import MOSE
 from gracecl.nets.tapped import TappedNet
 from gracecl.record import Recorder
@@ -328,7 +328,12 @@ def around(step: Step, alpha: Tensor = GIVEN_ALPHA, **options: object) -> Grace:
 
 @pytest.mark.parametrize(
     ("alpha_on", "touched"),
-    [("ce", {"ce/new", "ce/balanced"}), ("ce_new", {"ce/new"}), ("all", {"sc", "ce/new", "ce/balanced", "rsd"})],
+    [
+        ("ce", {"ce/new", "ce/balanced"}),
+        ("ce_new", {"ce/new"}),
+        ("ce_past", {"ce/balanced"}),
+        ("all", {"sc", "ce/new", "ce/balanced", "rsd"}),
+    ],
 )
 def test_alpha_acts_on_its_rows_and_on_no_other(step: Step, alpha_on: str, touched: set[str]) -> None:
     grace = around(step, alpha_on=alpha_on)
@@ -341,6 +346,49 @@ def test_alpha_acts_on_its_rows_and_on_no_other(step: Step, alpha_on: str, touch
         assert torch.equal(table[row], ones[row])
     objective = sum(table[row].sum().item() for row in (*step.inner, "entropy"))
     assert total(table).item() == pytest.approx(objective, rel=1e-6)
+
+
+def test_alpha_on_the_entropy_alone(step: Step) -> None:
+    """α γ H, and the inner method's rows as they are."""
+    table, ones = (around(step, alpha, alpha_on="entropy").losses(step.out, step.batch) for alpha in (GIVEN_ALPHA, torch.ones(4)))
+    for row, value in step.inner.items():
+        assert torch.equal(table[row], value)
+    torch.testing.assert_close(table["entropy"], GIVEN_ALPHA * ones["entropy"], rtol=1e-6, atol=0)
+
+
+def test_the_entropy_of_the_last_layer_alone(step: Step) -> None:
+    whole, last = (around(step, entropy_layers=layers).losses(step.out, step.batch)["entropy"] for layers in ("all", "last"))
+    assert (whole != 0).all()
+    assert last.tolist() == [0.0, 0.0, 0.0, whole[-1].item()]
+
+
+def test_entropies_summed_over_the_images(step: Step) -> None:
+    """Strengths are those of the means, since z has no scale; the term is as many times as large as there are images."""
+    mean, summed = (around(step, entropy_sum=choice).losses(step.out, step.batch) for choice in (False, True))
+    torch.testing.assert_close(summed["log/gamma"], mean["log/gamma"])
+    torch.testing.assert_close(summed["entropy"], len(step.batch) * mean["entropy"], rtol=1e-5, atol=0)
+    deviation = [
+        around(step, entropy_mode="deviation", entropy_sum=choice).losses(step.out, step.batch) for choice in (False, True)
+    ]
+    torch.testing.assert_close(deviation[1]["entropy"], len(step.batch) ** 2 * deviation[0]["entropy"], rtol=1e-4, atol=0)
+
+
+def test_the_entropy_of_features_as_printed(step: Step) -> None:
+    """softmax(h_l) of the features themselves, over all of them."""
+    table = around(step, entropy_of="features").losses(step.out, step.batch)
+    rows, width = list(range(len(step.batch))), step.out.features.shape[-1]
+    h = entropy_by_loop(step.out.features, rows, list(range(width)))
+    assert table["log/H"].tolist() == pytest.approx(h, rel=1e-5)
+    gamma = [BETA * math.exp(math.tanh(z)) for z in scores(tuple(h))]
+    assert table["entropy"].tolist() == pytest.approx([g * value for g, value in zip(gamma, h, strict=True)], rel=1e-4)
+    assert "log/gradient_ratio" not in table
+
+
+def test_features_have_no_classes_and_no_cross_entropy() -> None:
+    with pytest.raises(UserError, match="features, not classes; use classes='all'"):
+        Grace(ER(), entropy_of="features", classes="seen")
+    with pytest.raises(UserError, match="compares gradients at the heads; use entropy_of='head'"):
+        Grace(ER(), entropy_of="features", strength="balance")
 
 
 def entropy_by_loop(logits: Tensor, rows: list[int], classes: list[int]) -> list[float]:
@@ -439,9 +487,74 @@ def test_alpha_follows_the_accuracies_on_the_past(source: str) -> None:
     assert expected != [1.0] * 4
 
 
-def test_head_accuracies_are_the_loop() -> None:
+@pytest.mark.parametrize("source", ["buffer", "heldout"])
+def test_past_without_the_newest_task(source: str) -> None:
+    """α stays 1 until two tasks are done; then it follows the accuracies on all but the task that ended last."""
+    engine = make_engine(f"grace(er(n_recall=8), past_tasks='finished', val_source='{source}')", memory=60, classes=6)
+    alphas: dict[int, list[list[float]]] = {0: [], 1: [], 2: []}
+    expected = None
+    for task, outcome in run(engine, numbered(6, 30), tasks=3, batch=12):
+        alphas[task].append(outcome.table["log/alpha"].tolist())
+        if task == 1 and len(alphas[1]) == 5:
+            store = engine.memories["replay" if source == "buffer" else "heldout"]
+            older = np.flatnonzero(store.tasks[: len(store)] == 0)
+            accuracies = accuracies_by_loop(engine.net, store.images[torch.from_numpy(older)], store.labels[older])
+            expected = literal_alpha(accuracies)
+    assert alphas[0] + alphas[1] == [[1.0] * 4] * 10
+    assert len(alphas[2]) == 5
+    assert expected != [1.0] * 4
+    for alpha in alphas[2]:
+        assert alpha == pytest.approx(expected, rel=1e-5)
+
+
+def test_past_without_the_newest_task_on_the_test_images(tmp_path: Path) -> None:
+    engine, data = make_engine("grace(er(n_recall=8), val_source='test_oracle', past_tasks='finished')"), numbered(4, 10)
+    recorder = Recorder(tmp_path / "metrics.jsonl")
+    trainer = Trainer(engine, split(data, 0, tasks=2, batch=4), recorder)
+    for _ in range(10):
+        trainer.step()
+    first = np.flatnonzero(data.test_y < 2)
+    expected = accuracies_by_loop(engine.net, data.test_x[torch.from_numpy(first)], data.test_y[first])
+    assert engine.method.feedback.accuracy.tolist() == pytest.approx(expected)
+    recorder.close()
+
+
+def test_past_accuracy_by_class_means() -> None:
+    """The nearest mean of the memory's unit features among the classes met, layer by layer, counted image by image."""
+    engine = make_engine("grace(er(n_recall=8), past_head='ncm')", memory=40, classes=6)
+    for task, _ in run(engine, numbered(4, 30), batch=12):
+        if task == 1:
+            break
+    memory, net = engine.memories.replay, engine.net
+    engine.method.look_back(engine.memories, engine.progress)
+    net.eval()
+    with torch.no_grad():
+        features = net(net.pixels.normalise(memory.images[: len(memory)])).features.double()
+    net.train()
+    found = []
+    for layer in features:
+        unit = layer / layer.norm(dim=1, keepdim=True)
+        means = {label: unit[memory.labels[: len(memory)] == label].mean(dim=0) for label in engine.progress.seen}
+        means = {label: mean / mean.norm() for label, mean in means.items()}
+        nearest = [min(means, key=lambda label, image=image: float((image - means[label]).norm())) for image in unit]
+        found.append(np.mean(np.array(nearest) == memory.labels[: len(memory)]))
+    assert engine.method.feedback.accuracy.tolist() == pytest.approx(found, abs=1e-6)
+
+
+def test_the_two_floors_are_apart() -> None:
+    """Each limits the division of its own z-score and leaves the other's alone."""
+    h, accuracy = torch.tensor(H), torch.tensor(A)
+    plain = Grace(ER()).controller()
+    floored = Grace(ER(), accuracy_floor=0.5).controller()
+    assert torch.equal(floored.relative(h), plain.relative(h))
+    expected = [math.exp(math.tanh(-(a - sum(A) / 4) / 0.5)) for a in A]
+    assert floored.weights(accuracy).tolist() == pytest.approx(expected, rel=1e-5)
+    assert torch.equal(Grace(ER(), sigma_floor=5.0).controller().weights(accuracy), plain.weights(accuracy))
+
+
+def test_layer_accuracies_are_the_loop() -> None:
     net, data = make_net(), numbered(4, 10)
-    assert head_accuracies(net, data.train_x, data.train_y).tolist() == pytest.approx(
+    assert layer_accuracies(net, data.train_x, data.train_y).tolist() == pytest.approx(
         accuracies_by_loop(net, data.train_x, data.train_y)
     )
 
@@ -593,6 +706,8 @@ def test_a_method_without_cross_entropy_is_told_so() -> None:
 def test_options_that_do_not_fit_the_inner_method_are_told() -> None:
     with pytest.raises(UserError, match="has no loss row for alpha_on='ce_new'"):
         next(run(make_engine("grace(er(), alpha_on='ce_new')"), numbered(4, 4)))
+    with pytest.raises(UserError, match="has no loss row for alpha_on='ce_past'"):
+        next(run(make_engine("grace(er(), alpha_on='ce_past')"), numbered(4, 4)))
     with pytest.raises(UserError, match="no block of new images"):
         next(run(make_engine("grace(er(), entropy_on='new')"), numbered(4, 4)))
 

@@ -392,3 +392,34 @@ def test_nearest_mean_rule_is_the_squared_distance() -> None:
             # n(f) is the zero vector where all of a small net's units are off; then the distance is that of the mean alone.
             alive = out.features[layer].norm(dim=-1) > 0
             torch.testing.assert_close(-scores["ncm"][layer, alive, label], distance[alive], rtol=0, atol=1e-5)
+
+
+def test_without_task_marks_the_batchs_classes_stand_for_the_task() -> None:
+    """N: the batch and memory images of its classes; K: some of the batch and memory images of other classes; CE(N) among N's."""
+    method = Spy(n_recall=16, per_class=7)
+    engine, labels = make_engine(method, memory=60, classes=6), np.tile(np.arange(6), 30)
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (180, *SHAPE), dtype=np.uint8))
+    groups = [[0, 1], [2, 3], [4, 5], [1, 4]]
+    for step in range(12):
+        mine = np.flatnonzero(np.isin(labels, groups[step // 3]))[4 * (step % 3) : 4 * (step % 3) + 4]
+        outcome = engine.learn(images[torch.from_numpy(mine)], labels[mine])
+        if step == 0:
+            assert outcome is None
+            continue
+        batch, seen, current = method.batches[-1], engine.progress.seen, set(labels[mine].tolist())
+        new = batch.blocks["new"]
+        assert new.from_stream == 4
+        assert set(batch.labels[batch.rows("new")].tolist()) == current
+        held = batch.sources[new.view(0)][4:] - MEMORY_SOURCE
+        if len(seen) == len(current):
+            assert "balanced" not in batch.blocks
+            assert method.rivals(batch) is None
+            continue
+        assert len(held) <= 16 // 2 - 4
+        balanced = batch.blocks["balanced"]
+        assert balanced.from_stream == min(16 * len(current) // len(seen), 4)
+        assert not set(batch.labels[balanced.view(0)][balanced.from_stream :].tolist()) & current
+        assert balanced.images == 16 if step > 5 else balanced.images <= 16
+        rivals = method.rivals(batch)
+        assert rivals is not None
+        assert set(torch.nonzero(rivals)[:, 0].tolist()) == current

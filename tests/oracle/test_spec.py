@@ -358,10 +358,10 @@ def test_the_stronger_boundary_wins() -> None:
         "er()": "unused",
         "er() + pull_zero()": "unused",
         "grace(er())": "used",
-        "mose()": "required",
-        "grace(mose())": "required",
+        "lode()": "required",
+        "grace(lode())": "required",
     }
-    needs |= {"same(mose())": "required", "mose() + pull_zero()": "required", "same(grace(er()))": "used"}
+    needs |= {"same(lode())": "required", "lode() + pull_zero()": "required", "same(grace(er()))": "used"}
     assert {text: parse_method(text).boundaries for text in needs} == needs
 
 

@@ -12,6 +12,9 @@
         memory <- reservoir(memory, x)
     predict by the nearest class mean of the memory's features, averaged over the experts
 
+On a stream without task marks the classes of each batch stand for those of task t (our extension): N is x with memory images of its
+classes, K is x with memory images of the others, once there are any.
+
 Differences from the paper and its program: the reservoir is exact (the program's is slightly biased within a batch); a single
 current-task image in memory is replayed (the program drops it by an indexing slip); τ's window candidates are drawn per image,
 ten each (the program draws ten times the batch and shares them out; the distribution is the same); images are stored as bytes;
@@ -31,10 +34,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gracecl.augment import Mirror, View
-from gracecl.core import Batch, Incoming, LossTable, Progress, Rows, Taps
+from gracecl.core import NO_TASK, Batch, Incoming, Ints, LossTable, Progress, Rows, Taps
 from gracecl.errors import UserError
-from gracecl.losses import cross_entropy, frobenius_distance, full_precision, supervised_contrast
-from gracecl.memory import Memories
+from gracecl.losses import classes_among, cross_entropy, frobenius_distance, full_precision, supervised_contrast
+from gracecl.memory import Memories, Memory
 from gracecl.method import Boundaries, Method
 from gracecl.nets.class_means import class_means, nearest_mean
 from gracecl.nets.tapped import TappedNet
@@ -59,7 +62,7 @@ class MOSE(Method):
     inference: Literal["ncm_mean", "ncm_last", "linear_mean", "linear_last"] = "ncm_mean"
     """the headline rule; all four are reported"""
 
-    boundaries: ClassVar[Boundaries] = "required"
+    boundaries: ClassVar[Boundaries] = "used"
     wants_taps: ClassVar[bool] = True
 
     @property
@@ -78,15 +81,24 @@ class MOSE(Method):
         memory, progress, b = memories.replay, new.progress, len(new)
         if len(memory) == 0:
             return {}
-        first_task = progress.task == 0
-        wanted = self.n_recall if first_task else max(0, self.n_recall // 2 - b)
-        recalled = memory.draw(0 if progress.first_of_task else wanted, rng, task=progress.task)
+        current = progress.current if progress.task != NO_TASK else tuple(dict.fromkeys(new.labels.tolist()))
+        alone = len(current) == len(progress.seen) if progress.task == NO_TASK else progress.task == 0
+        wanted = self.n_recall if alone else max(0, self.n_recall // 2 - b)
+        recalled = self.draw(memory, 0 if progress.first_of_task else wanted, rng, progress, current)
         blocks = {"new": Rows(np.arange(b), recalled)}
-        if not first_task:
-            n_new = min(self.n_recall * len(progress.current) // len(progress.seen), b)
+        if not alone:
+            n_new = min(self.n_recall * len(current) // len(progress.seen), b)
             n_past = min(self.n_recall - n_new, self.per_class * len(progress.seen))
-            blocks["balanced"] = Rows(np.arange(n_new), memory.draw(n_past, rng, except_task=progress.task))
+            blocks["balanced"] = Rows(np.arange(n_new), self.draw(memory, n_past, rng, progress, current, past=True))
         return {name: rows for name, rows in blocks.items() if len(rows)}
+
+    def draw(
+        self, memory: Memory, n: int, rng: np.random.Generator, progress: Progress, current: tuple[int, ...], past: bool = False
+    ) -> Ints:
+        """Slots of the current task or of the others; without task marks, of the batch's classes or of the others."""
+        if progress.task == NO_TASK:
+            return memory.draw(n, rng, except_labels=current) if past else memory.draw(n, rng, labels=current)
+        return memory.draw(n, rng, except_task=progress.task) if past else memory.draw(n, rng, task=progress.task)
 
     def views(self, block: str, augment: View) -> Sequence[View]:
         return (), (Mirror(),), augment, (Mirror(), *augment)
@@ -94,13 +106,18 @@ class MOSE(Method):
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         new = batch.rows("new")
         table = {"sc": supervised_contrast(out.embedding, batch.y, self.temperature)}
-        first_task = batch.progress.task == 0
-        table["ce/new"] = cross_entropy(out.logits[:, new], batch.y[new], classes=None if first_task else batch.current)
+        table["ce/new"] = cross_entropy(out.logits[:, new], batch.y[new], classes=self.rivals(batch))
         if "balanced" in batch.blocks:
             balanced = batch.rows("balanced")
             table["ce/balanced"] = self.balanced_weight * cross_entropy(out.logits[:, balanced], batch.y[balanced])
         table["rsd"] = self.reverse_self_distillation(out.features)
         return table
+
+    def rivals(self, batch: Batch) -> Tensor | None:
+        """`[C]`: the classes that new images are told from; None is all outputs, as long as there is no past."""
+        if batch.progress.task == NO_TASK:
+            return classes_among(batch.y[batch.rows("new")], batch.classes) if "balanced" in batch.blocks else None
+        return None if batch.progress.task == 0 else batch.current
 
     def reverse_self_distillation(self, features: Tensor) -> Tensor:
         """How far the adapted student is from each of the other experts, which do not move for it."""
