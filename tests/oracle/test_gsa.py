@@ -10,7 +10,7 @@ import torch
 
 from gracecl import augment
 from gracecl.augment import AUGMENTATIONS, Flip, Mirror
-from gracecl.core import Batch, Taps
+from gracecl.core import Batch, Taps, total
 from gracecl.engine import Engine
 from gracecl.errors import UserError
 from gracecl.evaluate import evaluate
@@ -227,6 +227,17 @@ def test_new_images_leave_old_classes_alone() -> None:
     assert not engine.net.classifier.weight.grad[..., others].any()
     assert not engine.net.classifier.bias.grad[..., others].any()
     assert engine.net.classifier.weight.grad[..., current].any()
+
+
+@pytest.mark.parametrize("expression", ["gsa()", "grace(gsa(), classes='seen')"])
+def test_outputs_of_unmet_classes_are_left_alone(expression: str) -> None:
+    engine, stream = prepared(expression, taps=2)
+    batch, out = next_batch(engine, stream)
+    engine.net.zero_grad()
+    total(engine.method.losses(out, batch)).backward()
+    moved = engine.net.classifier.weight.grad.abs().sum(dim=(0, 1)) > 0
+    assert moved.tolist() == batch.seen.tolist()
+    assert not moved.all()
 
 
 def test_plain_replay_is_a_special_case() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gracecl import checkpoint
-from gracecl.core import Batch, Incoming, Taps
+from gracecl.core import Batch, Incoming, Taps, total
 from gracecl.engine import Engine
 from gracecl.errors import UserError
 from gracecl.methods.il2a import IL2A, factor
@@ -317,6 +317,17 @@ def test_it_moves_the_head_alone() -> None:
     engine.method.losses(out, batch)["ce/semantic"].sum().backward()
     moved = {name for name, value in engine.net.named_parameters() if value.grad is not None and value.grad.any()}
     assert moved == {"classifier.weight", "classifier.bias"}
+
+
+@pytest.mark.parametrize("expression", ["il2a()", "grace(il2a(), classes='seen')"])
+def test_outputs_of_unmet_classes_are_left_alone(expression: str) -> None:
+    engine, stream = prepared(expression, taps=2)
+    batch, out = next_batch(engine, stream)
+    engine.net.zero_grad()
+    total(engine.method.losses(out, batch)).backward()
+    moved = engine.net.classifier.weight.grad.abs().sum(dim=(0, 1)) > 0
+    assert moved.tolist() == batch.seen.tolist()
+    assert not moved.all()
 
 
 # Distillation, replay, cost.

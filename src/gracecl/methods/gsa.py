@@ -22,6 +22,9 @@ from the task's start); A is the run's augmentation (`--augment mild` is the pro
 is trained in every task (the program's optimiser holds the first task's head, which a larger one replaces, so later ones are never
 trained; reference=True reproduces it); passes of the program whose outputs no loss uses, and which move BatchNorm's statistics, are
 not made. The weight grows with g, as in the program; balance='inverse' lets it grow with 1/g.
+
+No softmax here spans a class before it is met. Under grace(...) say classes='seen', or the entropy of all outputs is lowered through
+the outputs of unmet classes, which nothing else holds.
 """
 
 from __future__ import annotations
