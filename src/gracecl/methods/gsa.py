@@ -23,8 +23,8 @@ is trained in every task (the program's optimiser holds the first task's head, w
 trained; reference=True reproduces it); passes of the program whose outputs no loss uses, and which move BatchNorm's statistics, are
 not made. The weight grows with g, as in the program; balance='inverse' lets it grow with 1/g.
 
-No softmax here spans a class before it is met. Under grace(...) say classes='seen', or the entropy of all outputs is lowered through
-the outputs of unmet classes, which nothing else holds.
+No softmax here spans a class before it is met. Under grace(...) say classes='seen', or the entropy of all outputs is lowered
+through those of unmet classes, which nothing else holds.
 """
 
 from __future__ import annotations

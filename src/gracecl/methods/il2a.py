@@ -25,8 +25,8 @@ extra classes start afresh in each task, while the optimiser's moments of them s
 program makes two, so its BatchNorm statistics move twice). As the distillation grows with the square root of the number of images,
 kd_weight is worth tuning (1, 3, 10).
 
-No softmax here spans a class before it is met. Under grace(...) say classes='seen', or the entropy of all outputs is lowered through
-the outputs of unmet classes, which nothing else holds.
+No softmax here spans a class before it is met. Under grace(...) say classes='seen', or the entropy of all outputs is lowered
+through those of unmet classes, which nothing else holds.
 """
 
 from __future__ import annotations
