@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gracecl.metrics import Paired, holm, seeds_to_tell
 from gracecl.report import Run, style
 from gracecl.report.groups import Group, group_runs
+from gracecl.studies.table import Section
 
 SETTING = ("stream", "net", "memory", "taps")
 TOLD = 1.0
@@ -138,6 +138,21 @@ def picture(found: Sequence[Comparison], path: Path, title: str) -> None:
     style.save(figure, path)
 
 
-def as_data(found: Sequence[Comparison]) -> list[dict[str, Any]]:
-    """For the study's JSON."""
-    return [vars(line) | {"difference": line.difference._asdict(), "verdict": line.verdict} for line in found]
+def section(runs: Sequence[Run], control: str, out: Path, name: str) -> list[Section]:
+    """For a study with a control: the comparisons as text, as data, and as a picture beside the study's page."""
+    found = compare(runs, control)
+    if not found:
+        return []
+    picture(found, out / f"{name}.png", f"Against {control}")
+    text = "\n\n".join(
+        [
+            f"## Against the control `{control}`, on the same seeds",
+            markdown(found),
+            "Difference of the final accuracy under each method's own rule: mean over paired seeds, 95 % Student-t interval, p of "
+            "the paired t-test, and after Holm's correction for all comparisons of this page, which decides what the table says. "
+            "Images and seconds are the method's over the control's.",
+            f"![Differences to the control]({name}.png)",
+        ]
+    )
+    data = [vars(line) | {"difference": line.difference._asdict(), "says": line.verdict} for line in found]
+    return [Section("paired", text, data)]

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from gracecl.report import Run
 from gracecl.run import RunConfig
-from gracecl.studies import mini
+from gracecl.studies import mini, paired
+from gracecl.studies.table import Section
 
 CONTROL = "mose()"
 LITERAL = "grace(mose())"
@@ -46,6 +49,8 @@ CONFIRMATION = (
     "split-tinyimagenet(tasks=5, classes='0-19', size=16, batch=20)",
 )
 
+SEEDS = "0-3"
+
 
 def configs(methods: Sequence[str], seeds: Iterable[int], quick: bool) -> list[RunConfig]:
     """The runs, seed after seed; those of confirmation follow each seed's."""
@@ -57,3 +62,8 @@ def configs(methods: Sequence[str], seeds: Iterable[int], quick: bool) -> list[R
             again = [config for config in arms if config.method in CONFIRMED]
             found += [replace(config, stream=stream) for stream in CONFIRMATION for config in again]
     return found
+
+
+def sections(runs: Sequence[Run], out: Path, name: str) -> list[Section]:
+    """Every method against the control, on the same seeds."""
+    return paired.section(runs, CONTROL, out, name)

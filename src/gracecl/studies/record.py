@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from gracecl.report import Run
 from gracecl.run import RunConfig
-from gracecl.studies import mini
+from gracecl.studies import mini, paired
+from gracecl.studies.table import Section
 
 CONTROL = "mose()"
 STREAM = "split-cifar100(tasks=5, classes='40-59', size=16, batch=20)"
@@ -25,8 +28,15 @@ METHODS = (
     "joint()",
 )
 
+SEEDS = "0-7"
+
 
 def configs(methods: Sequence[str], seeds: Iterable[int], quick: bool) -> list[RunConfig]:
     """The runs, seed after seed."""
     arms = mini.configs(methods or METHODS, seeds, quick)
     return arms if quick else [replace(config, stream=STREAM) for config in arms]
+
+
+def sections(runs: Sequence[Run], out: Path, name: str) -> list[Section]:
+    """Every method against the control, on the same seeds."""
+    return paired.section(runs, CONTROL, out, name)

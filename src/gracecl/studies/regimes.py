@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from gracecl.report import Run
 from gracecl.run import RunConfig
-from gracecl.studies import mini
+from gracecl.studies import mini, paired
+from gracecl.studies.table import Section
 
 CONTROL = "mose()"
 METHODS = (CONTROL, "grace(mose())", "grace(mose(), past_tasks='finished')")
@@ -27,6 +30,8 @@ CHANGED: tuple[dict[str, object], ...] = (
 INSIDE = ("multi_update(mose(), updates=2)", "multi_update(mose(), updates=4)", "er()", "derpp()")
 """methods that feedback is put around instead of mose()"""
 
+SEEDS = "0-2"
+
 
 def configs(methods: Sequence[str], seeds: Iterable[int], quick: bool) -> list[RunConfig]:
     """The runs, seed after seed: mini itself, then each regime."""
@@ -40,3 +45,8 @@ def configs(methods: Sequence[str], seeds: Iterable[int], quick: bool) -> list[R
             taps = None if "mose" in inner else 4  # feedback has four heads, so what it is compared with has them, too
             found += [replace(arms[0], method=inner, taps=taps), replace(arms[0], method=f"grace({inner})", taps=taps)]
     return found
+
+
+def sections(runs: Sequence[Run], out: Path, name: str) -> list[Section]:
+    """Every method against the control, on the same seeds."""
+    return paired.section(runs, CONTROL, out, name)
