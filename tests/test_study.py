@@ -8,34 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gracecl import cli, spec, streams, studies
-from gracecl.report import Run, find_runs
-from gracecl.studies import feedback, mini, table
+from gracecl import cli, paper, registry, spec, streams, studies
+from gracecl.method import parts
+from gracecl.report import Run, find_runs, style
+from gracecl.studies import against_paper, feedback, mini, paper_setting, table
 
-EVERY = {
-    "icarl",
-    "cls_er",
-    "dvc",
-    "slda",
-    "ranpac",
-    "agem",
-    "mir",
-    "gss",
-    "aser",
-    "er_ace",
-    "er_aml",
-    "gdumb",
-    "scr",
-    "pcr",
-    "rar",
-    "adversarial_replay",
-    "der",
-    "derpp",
-    "lode",
-    "gsa",
-    "il2a",
-}
-BESIDE = {"sgd", "joint", "er", "mose", "grace"}
+OURS = {"multi_update", "mkd"}
+"""wrappers that studies of their own are about"""
 
 
 def quick(out: Path, *words: str) -> int:
@@ -102,8 +81,8 @@ def test_mistakes_are_a_sentence(
 
 
 def test_mini_is_about_every_method_on_equal_terms() -> None:
-    assert {spec.parse_call(method).name for method in mini.METHODS} == EVERY | BESIDE | {"ema"}
-    assert {spec.parse_method(method).inner.name for method in mini.METHODS if method.startswith("ema")} == {"derpp", "rar"}
+    named = {part.name for method in mini.METHODS for part in parts(spec.parse_method(method))}
+    assert named - {"sum"} >= set(registry.methods.written) - {"online_lora", *OURS}
     configs = mini.configs((), [0, 1], quick=False)
     assert len(configs) == 2 * len(mini.METHODS)
     assert len({(config.stream, config.net, config.memory, config.optimiser, config.augment) for config in configs}) == 1
@@ -160,3 +139,70 @@ def test_feedback_compares_one_head_four_heads_and_feedback_on_them(tmp_path: Pa
     chosen = [(config.method, config.taps) for config in feedback.configs(["mir()"], [0], quick=False)]
     assert chosen == [("mir()", 1), ("mir()", 4), ("grace(mir())", None)]
     assert len(feedback.configs([], [0, 1], quick=False)) == 2 * 12
+
+
+# Beside the paper.
+
+
+def final(method: str, accuracy: float, seed: int = 0) -> Run:
+    return run_of(method, seed, [[accuracy], [accuracy, accuracy]])
+
+
+def test_accuracies_stand_beside_the_paper_s_and_are_ranked() -> None:
+    runs = [final("er()", 20.0), final("er()", 30.0, seed=1), final("agem()", 40.0), final("gdumb(epochs=64)", 25.0)]
+    runs += [final("mose()", 50.0), final("grace(mose(), beta=0.1)", 60.0), final("sgd()", 1.0), final("grace(er())", 2.0)]
+    found = {point.row: point for point in against_paper.points(runs)}
+    assert list(found) == ["AGEM", "ER", "GDumb", "MOSE", "GRACE"], "those that the paper has, whatever their options"
+    assert {row: (point.ours, point.paper) for row, point in found.items()} == {
+        "AGEM": (40.0, 5.8),
+        "ER": (25.0, 15.7),
+        "GDumb": (25.0, 17.1),
+        "MOSE": (50.0, 37.4),
+        "GRACE": (60.0, 39.4),
+    }
+    assert [point.our_rank for point in found.values()] == [3, 4.5, 4.5, 2, 1]
+    assert [point.paper_rank for point in found.values()] == [5, 4, 3, 2, 1]
+    assert [row for row, point in found.items() if point.outlier] == ["AGEM"], "ranks 3 and 5 differ by more than 5/3"
+    rho = against_paper.correlation(list(found.values()))
+    assert rho is not None
+    ours, theirs = [3, 4.5, 4.5, 2, 1], [5, 4, 3, 2, 1]
+    by_hand = sum((a - 3) * (b - 3) for a, b in zip(ours, theirs, strict=True)) / (9.5 * 10) ** 0.5
+    assert rho.rho == pytest.approx(by_hand)
+    assert rho.p is None, "five methods are too few for it"
+
+
+def test_the_order_of_all_rows_agrees_with_itself(tmp_path: Path) -> None:
+    """Twenty methods with the paper's own accuracies, two of them exchanged, as a picture and a page."""
+    exchanged = {"AGEM": paper.accuracies()["GRACE"], "GRACE": paper.accuracies()["AGEM"]}
+    runs = [final(paper.EXPRESSIONS[row], value) for row, value in (paper.accuracies() | exchanged).items()]
+    section = against_paper.section(runs, tmp_path, "x")
+    assert section is not None
+    assert section.data["outliers"] == ["AGEM", "GRACE"]
+    assert section.data["spearman"]["rho"] == pytest.approx(1 - 6 * 2 * 19**2 / (20 * 399), abs=0.01)
+    assert section.data["spearman"]["p"] < 0.5
+    assert "Outliers, whose ranks differ by 6.7 or more: AGEM (ours 1, paper 20), GRACE (ours 20, paper 1)." in section.text
+    assert "![Our accuracy against the paper's](x-against-paper.png)" in section.text
+    assert (tmp_path / "x-against-paper.png").read_bytes().startswith(b"\x89PNG")
+    assert against_paper.section(runs[:1], tmp_path, "y") is None
+
+
+def test_every_point_has_a_label(tmp_path: Path) -> None:
+    figure = style.new_figure(4.0)
+    axes = figure.subplots()
+    crowd = [(1.0, 1.0, f"method {i}") for i in range(40)]
+    against_paper.label_points(figure, axes, crowd, [style.INK] * 40)
+    assert [text.get_text() for text in axes.texts if text.get_text()] == [name for _, _, name in crowd]
+
+
+def test_the_paper_s_setting(tmp_path: Path) -> None:
+    [er] = [config for config in paper_setting.configs((), [0], quick=False) if config.method == "er()"]
+    assert (er.stream, er.memory, er.net) == ("split-cifar100(size=16, batch=20)", 1000, "resnet18(width=8)")
+    assert len(paper_setting.METHODS) == 20 + 2
+    code = cli.call(["study", "paper-setting", "--quick", "--jobs", "1", "--threads", "1", "--out", str(tmp_path)])
+    assert code == 0
+    content = json.loads((tmp_path / "paper-setting.json").read_text(encoding="utf-8"))
+    assert content["seeds"] == [0], "one seed, unless more are asked for"
+    assert [point["row"] for point in content["against_paper"]["points"]] == ["AGEM", "ER", "SCR"]
+    text = (tmp_path / "paper-setting.md").read_text(encoding="utf-8")
+    assert "Spearman's rank correlation over 3 methods" in text
+    assert (tmp_path / "paper-setting-against-paper.png").is_file()

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,17 @@ from gracecl.report.groups import Group, group_runs
 
 SETTING = ("stream", "net", "memory", "optimiser", "augment")
 """what all runs of a study have in common"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """What a study has beyond its table."""
+
+    key: str
+    """of `data` in the study's JSON"""
+    text: str
+    """for the study's page, below the table"""
+    data: Any
 
 
 @dataclass(frozen=True)
@@ -76,7 +88,7 @@ def markdown(found: Sequence[Line]) -> str:
     return "\n".join([header, "|---|---:|---:|---:|---:|---:|---|---|", *rows])
 
 
-def write(out: Path, name: str, about: str, command: str, runs: Sequence[Run]) -> str:
+def write(out: Path, name: str, about: str, command: str, runs: Sequence[Run], sections: Sequence[Section] = ()) -> str:
     """`<name>.md` and `<name>.json` beside the runs; returns the table."""
     found = lines(runs)
     configs = [run.config for run in runs]
@@ -93,9 +105,13 @@ def write(out: Path, name: str, about: str, command: str, runs: Sequence[Run]) -
     )
     made_by = f"Command: `{command}`. Commit: {', '.join(f'`{commit}`' for commit in commits)}. "
     made_by += f"Seeds: {', '.join(map(str, seeds))}. Steps: {', '.join(map(str, steps))}."
-    write_text(out / f"{name}.md", "\n\n".join([f"# Study {name}", about, told, table, notes, made_by]) + "\n")
+    write_text(
+        out / f"{name}.md",
+        "\n\n".join([f"# Study {name}", about, told, table, notes, made_by, *(part.text for part in sections)]) + "\n",
+    )
     described = {"study": name, "command": command, "commits": commits, "seeds": seeds, "setting": setting}
-    write_json(out / f"{name}.json", described | {"lines": [asdict(line) for line in found]})
+    more = {part.key: part.data for part in sections}
+    write_json(out / f"{name}.json", described | {"lines": [asdict(line) for line in found]} | more)
     return table
 
 

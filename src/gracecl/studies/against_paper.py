@@ -1,0 +1,184 @@
+"""A study's accuracies beside those that the GRACE paper reports on Split CIFAR-100 with a memory of 1,000: a picture, and whether
+the methods come in the same order.
+
+The settings differ (net, image size, and for most rows the program), so only ranks are compared: by Spearman's correlation, and
+outliers are the methods whose two ranks differ by a third of the number of methods or more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gracecl import paper, spec
+from gracecl.report import Run, style
+from gracecl.report.groups import group_runs
+from gracecl.spec import Call
+from gracecl.studies.table import Section
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+OUTLIER = 1 / 3
+"""share of all ranks by which an outlier's two ranks differ at least"""
+FEWEST = 3
+"""methods that have an order worth comparing"""
+ENOUGH = 10
+"""methods from which on the usual approximation of p holds"""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A method that the paper has a number of."""
+
+    row: str
+    method: str
+    ours: float
+    paper: float
+    our_rank: float
+    """1 is the most accurate; equal ones share the mean of their ranks"""
+    paper_rank: float
+    outlier: bool
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Spearman's."""
+
+    rho: float
+    p: float | None
+    """of the hypothesis that the two orders have nothing to do with each other; None for few methods"""
+
+
+def points(runs: Sequence[Run]) -> list[Point]:
+    """Those of the runs' methods that the paper has, in its order."""
+    from scipy.stats import rankdata
+
+    reported = paper.accuracies()
+    rows = {skeleton(spec.read_method(text)): row for row, text in paper.EXPRESSIONS.items() if row in reported}
+    order = list(reported)
+    found = []
+    for group in group_runs(runs):
+        row = rows.get(skeleton(spec.read_method(group.runs[0].config["method"]))) if group.runs else None
+        if row is not None and np.isfinite(accuracy := group.summarise("acc").mean):
+            found.append((order.index(row), row, group.label, accuracy))
+    found.sort()
+    ours, theirs = rankdata([-one[-1] for one in found]), rankdata([-reported[one[1]] for one in found])
+    return [
+        Point(row, label, accuracy, reported[row], float(mine), float(its), bool(abs(mine - its) >= OUTLIER * len(found)))
+        for (_, row, label, accuracy), mine, its in zip(found, ours, theirs, strict=True)
+    ]
+
+
+def skeleton(read: Any) -> str:
+    """The names in an expression without their options: a row of the paper stands for a method, however it is set."""
+    match read:
+        case (left, "+", right):
+            return f"{skeleton(left)} + {skeleton(right)}"
+        case Call(name, args, kwargs):
+            inside = [skeleton(value) for value in (*args, *kwargs.values()) if isinstance(value, (Call, tuple))]
+            return f"{name}({', '.join(inside)})"
+    return ""
+
+
+def correlation(found: Sequence[Point]) -> Correlation | None:
+    """None for fewer methods than have an order worth comparing."""
+    if len(found) < FEWEST:
+        return None
+    from scipy.stats import spearmanr
+
+    rho, p = spearmanr([point.ours for point in found], [point.paper for point in found])
+    return Correlation(float(rho), float(p) if len(found) >= ENOUGH else None)
+
+
+def section(runs: Sequence[Run], out: Path, name: str) -> Section | None:
+    """What a study adds to its table; None where the paper has fewer than two of its methods. Draws the picture."""
+    found = points(runs)
+    if len(found) < 2:
+        return None
+    agreement = correlation(found)
+    picture = f"{name}-against-paper.png"
+    draw(found, agreement, out / picture)
+    rows = [
+        f"| {point.row}{' ✱' if point.outlier else ''} | `{point.method}` | {point.ours:.1f} | {point.paper:.1f} "
+        f"| {point.our_rank:g} | {point.paper_rank:g} |"
+        for point in found
+    ]
+    text = "\n\n".join(
+        [
+            "## Beside the paper",
+            f"![Our accuracy against the paper's]({picture})",
+            "The paper's are those on Split CIFAR-100 in ten tasks with a memory of 1,000, in another setting than this one, and "
+            "most are copied from other papers. So only the order of methods is compared.",
+            verdict(found, agreement),
+            "\n".join(["| row | method | ours | paper | our rank | paper's rank |", "|---|---|---:|---:|---:|---:|", *rows]),
+        ]
+    )
+    data = {
+        "column": paper.ACCURACY,
+        "spearman": None if agreement is None else asdict(agreement),
+        "points": [asdict(point) for point in found],
+        "outliers": [point.row for point in found if point.outlier],
+    }
+    return Section("against_paper", text, data)
+
+
+def verdict(found: Sequence[Point], agreement: Correlation | None) -> str:
+    """Spearman's correlation and the outliers, in words."""
+    if agreement is None:
+        return f"{len(found)} methods have no order worth comparing."
+    chance = "" if agreement.p is None else f" (p = {agreement.p:.2g})"
+    told = f"Spearman's rank correlation over {len(found)} methods is {agreement.rho:.2f}{chance}."
+    outliers = [
+        f"{point.row} (ours {point.our_rank:g}, paper {point.paper_rank:g})"
+        for point in sorted(found, key=lambda point: -abs(point.our_rank - point.paper_rank))
+        if point.outlier
+    ]
+    share = f"whose ranks differ by {OUTLIER * len(found):.1f} or more"
+    return f"{told} Outliers, {share}: {', '.join(outliers) or 'none'}."
+
+
+def draw(found: Sequence[Point], agreement: Correlation | None, path: Path) -> None:
+    """One labelled point per method; outliers in another colour."""
+    figure = style.new_figure(5.2)
+    axes = figure.subplots()
+    ordinary, unlike = style.METHOD_COLOURS[:2]
+    colours = [unlike if point.outlier else ordinary for point in found]
+    axes.scatter([point.paper for point in found], [point.ours for point in found], s=22, color=colours, zorder=3)
+    axes.margins(0.08)
+    axes.set_xlabel("accuracy in the GRACE paper, Split CIFAR-100, memory 1,000 (%)")
+    axes.set_ylabel("accuracy here (%)")
+    about = "" if agreement is None else f": Spearman's ρ = {agreement.rho:.2f}"
+    several = len({point.row for point in found}) < len(found)
+    style.plain(axes, f"{len(found)} methods{about}" + ("; outliers in orange" if any(point.outlier for point in found) else ""))
+    label_points(figure, axes, [(point.paper, point.ours, point.method if several else point.row) for point in found], colours)
+    style.save(figure, path)
+
+
+def label_points(figure: Figure, axes: Axes, labelled: Sequence[tuple[float, float, str]], colours: Sequence[str]) -> None:
+    """A label beside each point, at the first place around it that no point and no earlier label occupies."""
+    from matplotlib.transforms import Bbox
+
+    figure.draw_without_rendering()
+    pixels = axes.transData.transform([(x, y) for x, y, _ in labelled])
+    scale = figure.dpi / 72
+    taken = [Bbox.from_bounds(x - 4 * scale, y - 4 * scale, 8 * scale, 8 * scale) for x, y in pixels]
+    places = [(x, y, side) for y in (0, 8, -8, 16, -16, 24, -24, 32, -32, 40, -40) for x, side in ((6, "left"), (-6, "right"))]
+    for (x, y, text), colour in zip(labelled, colours, strict=True):
+        for dx, dy, side in places:
+            label = axes.annotate(
+                text, (x, y), xytext=(dx, dy), textcoords="offset points", ha=side, va="center", fontsize=7.5, color=colour
+            )
+            box = label.get_window_extent()
+            if not any(box.overlaps(other) for other in taken) or (dx, dy, side) == places[-1]:
+                break
+            label.remove()
+        taken.append(box)
+        if dy:
+            line = {"arrowstyle": "-", "color": style.QUIET, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
+            axes.annotate("", (x, y), xytext=(dx, dy), textcoords="offset points", arrowprops=line)
