@@ -234,7 +234,12 @@ def one_step(program: Program, agent: Any, batch: tuple[Tensor, Tensor]) -> tupl
     with as_on_gpu(), mock.patch.object(program.agent, "sup_con_loss", noting_labels):
         logged = agent.train(TASK, [batch])[0]
     names = {"contrast": "train/ins", "cross-entropy": "train/ce", "distillation": "train/distill"}
-    return seen["x"], seen["labels"], {name: torch.as_tensor(logged[key]).item() for name, key in names.items()}, seen["gradient"]
+    return (
+        seen["x"],
+        seen["labels"],
+        {name: torch.as_tensor(logged[key], dtype=torch.float64).item() for name, key in names.items()},
+        seen["gradient"],
+    )
 
 
 def theirs_in_order(net: nn.Module, value: Callable[[nn.Parameter], Tensor]) -> list[Tensor]:
