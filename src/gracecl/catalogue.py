@@ -54,7 +54,7 @@ FACTS = {
     "adversarial_replay": Facts("replay", 2022, "unused", "images", "ce/new ce/replay ce/adversarial", 414, 276),
     "cls_er": Facts("replay", 2022, "unused", "images, 2 averages", "ce/all kd/surer", 202, 74),
     "gsa": Facts("replay", 2023, "required", "images, counts", "ce/new ce/balanced", 190, 190),
-    "mose": Facts("replay", 2024, "required", "images", "sc ce/new ce/balanced rsd", 384, 384),
+    "mose": Facts("replay", 2024, "used", "images", "sc ce/new ce/balanced rsd", 384, 384),
     "mir": Facts("select", 2019, "unused", "images", "ce/new ce/replay", 596, 84),
     "gss": Facts("select", 2019, "unused", "images, scores", "ce/all", 184, 184),
     "gdumb": Facts("select", 2020, "unused", "images", "", 0, 0, "γ"),
@@ -85,8 +85,8 @@ FACTS = {
     "ema": Facts("wrap", 2023, "used", "images, average", "ce/new kd/logits ce/replay", 138, 138),
     "lode": Facts("wrap", 2023, "required", "images, logits", "ce/new kd/logits ce/replay", 138, 138),
     "mkd": Facts("wrap", 2024, "unused", "images, average", "ce/all kd/teacher", 148, 74),
-    "multi_update": Facts("wrap", None, "required", "images", "sc ce/new ce/balanced rsd", 384, 384),
-    "grace": Facts("wrap", 2025, "required", "images", "sc ce/new ce/balanced rsd entropy", 384, 384, "no"),
+    "multi_update": Facts("wrap", None, "used", "images", "sc ce/new ce/balanced rsd", 384, 384),
+    "grace": Facts("wrap", 2025, "used", "images", "sc ce/new ce/balanced rsd entropy", 384, 384, "no"),
 }
 """Wrappers are those around their default method, additions those to sgd()."""
 

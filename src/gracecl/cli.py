@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from gracecl.spec import parse_numbers, with_option
 
 if TYPE_CHECKING:
     from gracecl.jobs import Outcome
+    from gracecl.run import Work
 
 INTERRUPTED = 130
 
@@ -177,30 +179,36 @@ def study(
     name: str,
     /,
     methods: tuple[str, ...] = (),
-    seeds: str = "0-1",
+    seeds: str | None = None,
     quick: bool = False,
     out: Path | None = None,
     data: Path | None = None,
     plugin: tuple[str, ...] = (),
     jobs: str = "auto",
     threads: int | None = None,
+    dry_run: bool = False,
+    as_is: bool = False,
 ) -> int:
     """Make a table of the project's own: the runs it needs, then NAME.md and NAME.json beside them.
 
-    NAME is mini, every method on twenty classes of CIFAR-100 in five tasks, with a small net and on equal terms; or feedback, one
-    head, four heads, and feedback on four heads in the same setting. A study that was stopped continues where it was when the same
-    command is given again.
+    NAME is mini, every method on twenty classes of CIFAR-100 in five tasks, with a small net and on equal terms; paper-setting, the
+    paper's methods on a hundred classes in ten tasks; or, in the setting of mini, feedback: one head, four heads, feedback on four
+    heads; readings: GRACE's against MOSE; regimes: where feedback helps; record: the best learner of the library's own. The first
+    two set their accuracies beside the paper's. A study that was stopped continues where it was when the same command is given
+    again.
 
     Args:
         name: the study
         methods: expressions of methods (default: those of the study)
-        seeds: such as 0-4 or 0,3,7; the same seed gives every method the same stream
+        seeds: such as 0-4 or 0,3,7; the same seed gives every method the same stream (default: the study's, mostly 0-1)
         quick: two methods on the digits, to see that it works; the figures mean little
         out: folder for the runs and the table (default: results/NAME, and runs/NAME with --quick)
         data: folder of the data sets (default: $GRACECL_DATA)
         plugin: modules or files that register methods of your own
         jobs: runs at once, each in a process of its own; auto is as many as there are cores
         threads: of each run (default: the cores, shared out)
+        dry_run: start nothing; say what is left to do and, from a few steps of each configuration, how long it would take here
+        as_is: start nothing; make the table of the runs that are finished
     """
     plugins = load_plugins(plugin)
     from gracecl import report, studies
@@ -208,18 +216,38 @@ def study(
     from gracecl.run import Work
     from gracecl.studies import table
 
-    module, numbers = studies.find(name), list(dict.fromkeys(parse_numbers(seeds, "--seeds")))
+    module = studies.find(name)
+    seeds = getattr(module, "SEEDS", studies.SEEDS) if seeds is None else seeds
+    numbers = list(dict.fromkeys(parse_numbers(seeds, "--seeds")))
     if not numbers:
         raise UserError(f"--seeds '{seeds}' names none; write for example 0-4 or 0,3,7")
     folder = out or Path("runs" if quick else "results") / name
     works = [Work.new(config, folder, data, plugins) for config in module.configs(methods, numbers, quick)]
-    outcomes = run_all(works, number_of(jobs), threads)
-    finished = [report.read_run(outcome.work.folder) for outcome in outcomes if outcome.end == "finished"]
+    if dry_run:
+        return tell_plan(works, number_of(jobs) or os.cpu_count() or 1)
+    outcomes = [] if as_is else run_all(works, number_of(jobs), threads)
+    finished = [report.read_run(work.folder) for work in works if work.finished]
+    if as_is and not finished:
+        raise UserError(f"{folder} holds no finished run of this study; leave --as-is out to start them")
     if finished:
         words = [*(["--methods", *methods] if methods else []), "--seeds", seeds, *(["--quick"] if quick else [])]
-        print(table.write(folder, name, (module.__doc__ or "").strip(), shlex.join(["gracecl", "study", name, *words]), finished))
+        sections = module.sections(finished, folder, name) if hasattr(module, "sections") else []
+        about, command = (module.__doc__ or "").strip(), shlex.join(["gracecl", "study", name, *words])
+        print(table.write(folder, name, about, command, finished, sections))
         print(f"{folder / name}.md and {folder / name}.json hold the table")
     return verdict(outcomes)
+
+
+def tell_plan(works: Sequence[Work], jobs: int) -> int:
+    """Prints what is left of a study and how long it would take, a line per configuration as it is measured."""
+    from gracecl.studies import plan
+
+    found = []
+    for estimate in plan.estimates(works):
+        found.append(estimate)
+        print(plan.line(estimate), flush=True)
+    print(plan.total(found, jobs))
+    return 0
 
 
 def resume(folder: Path, /, data: Path | None = None, plugin: tuple[str, ...] = (), jobs: str = "auto") -> int:
@@ -239,6 +267,22 @@ def resume(folder: Path, /, data: Path | None = None, plugin: tuple[str, ...] = 
     if not found:
         raise UserError(f"{folder} holds no run (no config.json); give the folder that 'gracecl run' printed")
     return conclude(folder, run_all([Work.begun(run, data, plugins) for run in found], number_of(jobs)))
+
+
+def keep(folder: Path, to: Path, /, every: int = 50) -> None:
+    """Copy what is worth keeping of the finished runs below a folder: configuration, results, and a thinned record; no weights.
+
+    A study that finds such a copy in its folder uses it as if it had made the run itself.
+
+    Args:
+        folder: what was given as --out
+        to: where the copies go, each in the same place below it
+        every: steps between two that are kept of the record; evaluations and ends of tasks all are
+    """
+    from gracecl.report.keep import keep_runs
+
+    kept = keep_runs(folder, to, every)
+    print(f"{len(kept)} runs are kept in {to}")
 
 
 def write_report(folder: Path, /) -> None:
@@ -463,6 +507,7 @@ VERBS: dict[str, Callable[..., int | None]] = {
     "resume": resume,
     "study": study,
     "report": write_report,
+    "keep": keep,
     "list": list_names,
     "data": manage_data,
     "theory": show_theory,
