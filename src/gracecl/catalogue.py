@@ -100,7 +100,7 @@ def paper_accuracy(method: str) -> float | None:
 
 def table() -> str:
     """A line for each method, at most 80 columns wide."""
-    lines = [("method", "year", "family", "tasks", "grace", "keeps", "images", "paper")]
+    lines: list[tuple[str, ...]] = [("method", "year", "family", "tasks", "grace", "keeps", "images", "paper")]
     for name in methods.names():
         facts = FACTS.get(name)  # a method of the user's own has none
         if facts is None:
