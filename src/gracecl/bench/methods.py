@@ -62,6 +62,8 @@ LEARNERS = (
 METHODS = (
     *LEARNERS,
     "online_lora()",
+    "mkd(er())",
+    "multi_update(mose())",
     "er() + ewc()",
     "er() + ewc_on()",
     "er() + ewc_pp()",
@@ -70,7 +72,7 @@ METHODS = (
     "er() + cpr()",
     "sgd(classes='current') + lwf()",
 )
-"""and that one, and every addition to a learner"""
+"""and that one, our wrappers, and every addition to a learner"""
 
 
 def rows(quick: bool) -> Iterator[Row]:

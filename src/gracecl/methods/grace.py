@@ -101,7 +101,9 @@ class Grace(Wrapper):
         if self.refresh_every < 0:
             raise UserError(f"grace: refresh_every cannot be negative, as {self.refresh_every} is; 0 means never")
         if self.entropy_of == "features" and self.classes == "seen":
-            raise UserError("grace: the softmax of features spans features, not classes; use classes='all' with entropy_of='features'")
+            raise UserError(
+                "grace: the softmax of features spans features, not classes; use classes='all' with entropy_of='features'"
+            )
         if self.entropy_of == "features" and registry.normal(spec.parse_call(self.strength).name) == "balance":
             raise UserError("grace: strength='balance' compares gradients at the heads; use entropy_of='head' with it")
         self.controller()  # refuses a bad rule now, not at the first step

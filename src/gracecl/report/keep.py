@@ -1,0 +1,43 @@
+"""What of a finished run is worth committing: everything that tables and pictures are made of, without weights and most steps."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from gracecl.errors import UserError
+from gracecl.report.files import write_text
+
+WHOLE = ("config.json", "summary.json", "accuracy.json", "timing.json")
+
+
+def keep_runs(source: Path, to: Path, every: int) -> list[Path]:
+    """Copies the finished runs below a folder, each to the same place below another; of steps every `every`-th record stays.
+
+    A study reads them like its own runs and does not carry them out again.
+    """
+    if not source.is_dir():
+        raise UserError(f"there is no folder {source}")
+    if every < 1:
+        raise UserError(f"--every must be at least 1, not {every}")
+    kept = []
+    for summary in sorted(source.rglob("summary.json")):
+        folder = summary.parent
+        place = to / folder.relative_to(source)
+        place.mkdir(parents=True, exist_ok=True)
+        for name in WHOLE:
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, place / name)
+        write_text(place / "metrics.jsonl", thinned(folder / "metrics.jsonl", every))
+        kept.append(place)
+    if not kept:
+        raise UserError(f"{source} holds no finished run; finish some with 'gracecl resume {source}'")
+    return kept
+
+
+def thinned(record: Path, every: int) -> str:
+    """Evaluations and ends of tasks, and some of the steps."""
+    lines = [line for line in record.read_text(encoding="utf-8").splitlines() if line.strip()] if record.is_file() else []
+    chosen = [line for line in lines if (entry := json.loads(line))["kind"] != "step" or entry["step"] % every == 0]
+    return "".join(f"{line}\n" for line in chosen)

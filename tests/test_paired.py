@@ -1,0 +1,123 @@
+"""Methods against a control on the same seeds: Holm's correction, the seeds that would be needed, the table and its picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gracecl import cli
+from gracecl.metrics import Paired, holm, paired, seeds_to_tell
+from gracecl.report import Run, find_runs
+from gracecl.run import Work
+from gracecl.studies import paired as comparison
+from gracecl.studies import plan, readings, record, regimes
+
+
+def test_holm_is_the_step_down_rule() -> None:
+    """Holm (1979), literally: the smallest times n, the next times n - 1, never below one before it, never above 1."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.6]) == pytest.approx([1.0, 1.0])
+    assert holm([0.03]) == pytest.approx([0.03])
+    mixed = holm([math.nan, 0.02, 0.01])
+    assert math.isnan(mixed[0])
+    assert mixed[1:] == pytest.approx([0.02, 0.02])
+
+
+def test_seeds_to_tell_a_point() -> None:
+    """((1.96 + 0.84) · std / points)², with the std of the differences that were seen."""
+    a, b = [3.0, 5.0, 4.0, 8.0], [1.0, 2.0, 4.0, 3.0]
+    std = float(np.std(np.subtract(a, b), ddof=1))
+    assert seeds_to_tell(paired(a, b), 1.0) == math.ceil(((1.959964 + 0.841621) * std) ** 2)
+    assert seeds_to_tell(paired(a, b), 100.0) == 2
+    assert math.isnan(seeds_to_tell(paired([1.0], [0.0]), 1.0))
+
+
+def line(mean: float, corrected: float, n: int = 4) -> comparison.Comparison:
+    return comparison.Comparison("here", "er()", 1.0, Paired(mean, mean - 1, mean + 1, 0.01, n), corrected, 1.0, 1.0, 3.0)
+
+
+def test_what_a_comparison_says() -> None:
+    said = [line(2, 0.04).verdict, line(-2, 0.04).verdict, line(2, 0.06).verdict, line(2, math.nan, 1).verdict]
+    assert said == ["above", "below", "cannot tell", "1 seed: no interval"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two methods on three seeds, as a study makes them."""
+    out = tmp_path_factory.mktemp("study")
+    assert cli.call(["study", "record", "--quick", "--methods", "sgd()", "er()", "mose()", "--seeds", "0-2", "--jobs", "1",
+                     "--threads", "1", "--out", str(out)]) == 0  # fmt: skip
+    return out
+
+
+def test_a_study_compares_its_methods_with_the_control(made: Path) -> None:
+    content = json.loads((made / "record.json").read_text(encoding="utf-8"))
+    lines = {entry["method"]: entry for entry in content["paired"]}
+    assert set(lines) == {"sgd()", "er()"}
+    accuracy = {
+        (run.config["method"], run.config["seed"]): run.evals[-1]["accuracy"][run.rule] for run in find_runs(made)
+    }  # fmt: skip
+    differences = [np.mean(accuracy["er()", seed]) - np.mean(accuracy["mose()", seed]) for seed in range(3)]
+    assert lines["er()"]["difference"]["mean"] == pytest.approx(np.mean(differences))
+    assert lines["er()"]["difference"]["n"] == 3
+    assert lines["sgd()"]["images"] < lines["er()"]["images"] < 1
+    assert lines["er()"]["corrected"] >= lines["er()"]["difference"]["p"]
+    text = (made / "record.md").read_text(encoding="utf-8")
+    assert "Against the control `mose()`" in text
+    assert (made / "record.png").stat().st_size > 5000
+
+
+def test_two_seeds_have_no_interval(made: Path) -> None:
+    runs = [run for run in find_runs(made) if run.config["seed"] < 2]
+    text = comparison.markdown(comparison.compare(runs, "mose()"))
+    assert "2 seeds: none" in text
+    assert " to " not in text.split("|---")[1]
+
+
+def test_grace_is_compared_with_what_it_wraps_where_the_control_is_not_there(made: Path) -> None:
+    def renamed(run: Run, method: str) -> Run:
+        return dataclasses.replace(run, config=run.config | {"method": method})
+
+    names = {"er()": "er()", "mose()": "grace(er())"}
+    runs = [renamed(run, names[run.config["method"]]) for run in find_runs(made) if run.config["method"] in names]
+    [found] = comparison.compare(runs, "mose()")
+    assert found.method == "grace(er())"
+
+
+@pytest.mark.parametrize("module", [readings, regimes, record])
+def test_every_configuration_of_a_study_is_a_learner(module) -> None:  # type: ignore[no-untyped-def]
+    configs = module.configs((), [0, 1], quick=False)
+    assert len({(config, config.seed) for config in configs}) == len(configs), "no run twice"
+    for config in configs:
+        config.canonical()
+    control = [config for config in configs if config.method == module.CONTROL]
+    assert {config.seed for config in control} == {0, 1}
+
+
+def test_readings_are_confirmed_on_other_classes() -> None:
+    configs = readings.configs((), [0], quick=False)
+    for stream in readings.CONFIRMATION:
+        assert {config.method for config in configs if config.stream == stream} == set(readings.CONFIRMED)
+        assert "'0-19'" not in stream or "tiny" in stream
+
+
+def test_a_plan_counts_what_is_left(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["study", "record", "--quick", "--methods", "sgd()", "er()", "--seeds", "0-3", "--jobs", "1", "--dry-run"]
+    assert cli.call([*words, "--out", str(made)]) == 0
+    printed = capsys.readouterr().out
+    assert "1 × sgd()" in printed
+    assert "2 runs are left" in printed
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_estimate_is_of_the_second_task() -> None:
+    [config] = record.configs(["mose()"], [0], quick=True)
+    [found] = plan.estimates([Work.new(config, Path("nowhere"))])
+    assert (found.left, found.steps) == (1, 30)
+    assert found.images > 2 * 4 * 40, "MOSE's second block is in it"
+    assert found.hours == pytest.approx(30 * found.seconds / 3600)
