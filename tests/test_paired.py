@@ -121,3 +121,18 @@ def test_an_estimate_is_of_the_second_task() -> None:
     assert (found.left, found.steps) == (1, 30)
     assert found.images > 2 * 4 * 40, "MOSE's second block is in it"
     assert found.hours == pytest.approx(30 * found.seconds / 3600)
+
+
+def test_readings_show_what_happens_inside(tmp_path: Path) -> None:
+    """One seed with and without feedback: a picture, the accuracy of each layer on training and test images, the sharpness."""
+    words = ["study", "readings", "--quick", "--seeds", "0", "--jobs", "1", "--threads", "1", "--out", str(tmp_path)]
+    assert cli.call(words) == 0
+    content = json.loads((tmp_path / "readings.json").read_text(encoding="utf-8"))
+    runs = {run.config["method"]: run for run in find_runs(tmp_path)}
+    assert set(content["mechanism"]) == set(runs) == {"mose()", "grace(mose())"}
+    for method, values in content["mechanism"].items():
+        assert len(values["train"]) == len(values["test"]) == 4
+        last = runs[method].evals[-1]["accuracy"]
+        assert values["test"] == pytest.approx([np.mean(last[f"linear_{layer}"]) for layer in range(1, 5)])
+        assert np.isfinite(values["sharpness"])
+    assert (tmp_path / "readings-mechanism.png").stat().st_size > 5000

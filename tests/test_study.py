@@ -13,8 +13,8 @@ from gracecl.method import parts
 from gracecl.report import Run, find_runs, style
 from gracecl.studies import against_paper, feedback, mini, paper_setting, table
 
-OURS = {"multi_update", "mkd"}
-"""wrappers that studies of their own are about"""
+OURS = {"multi_update", "mkd", "best"}
+"""which have a study of their own, record"""
 
 
 def quick(out: Path, *words: str) -> int:

@@ -85,6 +85,7 @@ FACTS = {
     "ema": Facts("wrap", 2023, "used", "images, average", "ce/new kd/logits ce/replay", 138, 138),
     "lode": Facts("wrap", 2023, "required", "images, logits", "ce/new kd/logits ce/replay", 138, 138),
     "mkd": Facts("wrap", 2024, "unused", "images, average", "ce/all kd/teacher", 148, 74),
+    "best": Facts("wrap", None, "used", "images, average", "sc ce/new ce/balanced rsd kd/teacher", 768, 384),
     "multi_update": Facts("wrap", None, "used", "images", "sc ce/new ce/balanced rsd", 384, 384),
     "grace": Facts("wrap", 2025, "used", "images", "sc ce/new ce/balanced rsd entropy", 384, 384, "no"),
 }

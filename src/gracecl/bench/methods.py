@@ -64,6 +64,7 @@ METHODS = (
     "online_lora()",
     "mkd(er())",
     "multi_update(mose())",
+    "best()",
     "er() + ewc()",
     "er() + ewc_on()",
     "er() + ewc_pp()",

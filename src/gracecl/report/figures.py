@@ -87,7 +87,7 @@ def layer_curves(run: Run, path: str | Path) -> bool:
     for axes, name in zip(panels, names, strict=True):
         axes.set_ylabel(FEEDBACK[name])
         plain(axes)
-        _draw_layers(axes, run, name)
+        draw_layers(axes, run, name)
         mark_tasks(axes, run.task_ends, numbers=axes is panels[0])
     panels[-1].set_xlabel("step")
     figure.suptitle(run.title, x=0.01, ha="left", size=9, color=INK)
@@ -108,13 +108,13 @@ def loss_curves(run: Run, path: str | Path) -> bool:
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, name in zip(panels[: len(names)], names, strict=True):
         plain(axes, name)
-        _draw_layers(axes, run, name)
+        draw_layers(axes, run, name)
         mark_tasks(axes, run.task_ends, numbers=False)
     for unused in panels[len(names) :]:
         unused.set_axis_off()
     figure.supxlabel("step", size=8.5, color=INK)
     figure.suptitle(run.title, x=0.01, ha="left", size=9, color=INK)
-    _legend_of_layers(figure, max(run.series(name)[1].shape[1] for name in names))
+    legend_of_layers(figure, max(run.series(name)[1].shape[1] for name in names))
     save(figure, path)
     return True
 
@@ -138,7 +138,7 @@ def comparison(runs: Sequence[Run], path: str | Path) -> bool:
     if watched:
         panels[1].set(xlabel="step", ylabel="entropy of each layer (nats)")
         plain(panels[1], f"{watched.config['method']}, seed {watched.config['seed']}", above=14)
-        _draw_layers(panels[1], watched, "log/H")
+        draw_layers(panels[1], watched, "log/H")
         mark_tasks(panels[1], watched.task_ends)
         _name_layers(figure, panels[1], watched, "log/H")
     if crowded:
@@ -157,7 +157,7 @@ def _write_numbers(axes: Axes, block: Array) -> None:
             axes.text(column + 1, row + 1, f"{value:.0f}", ha="center", va="center", fontsize=7.5, color=colour)
 
 
-def _draw_layers(axes: Axes, run: Run, name: str) -> None:
+def draw_layers(axes: Axes, run: Run, name: str) -> None:
     """One line per layer, broken where a task begins. A long curve is drawn twice: faint as recorded, and
     strong as a running mean."""
     steps, values, tasks = run.series(name)
@@ -186,7 +186,7 @@ def _name_layers(figure: Figure, axes: Axes, run: Run, name: str) -> None:
     label_ends(figure, axes, [End(*end) for end in zip(last, names, colours, strict=True)])
 
 
-def _legend_of_layers(figure: Figure, count: int) -> None:
+def legend_of_layers(figure: Figure, count: int) -> None:
     from matplotlib.lines import Line2D
 
     if count > 1:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gracecl.report import Run
 from gracecl.run import RunConfig
-from gracecl.studies import mini, paired
+from gracecl.studies import mechanism, mini, paired
 from gracecl.studies.table import Section
 
 CONTROL = "mose()"
@@ -65,5 +65,5 @@ def configs(methods: Sequence[str], seeds: Iterable[int], quick: bool) -> list[R
 
 
 def sections(runs: Sequence[Run], out: Path, name: str) -> list[Section]:
-    """Every method against the control, on the same seeds."""
-    return paired.section(runs, CONTROL, out, name)
+    """Every method against the control, on the same seeds, and what the literal reading does inside the net."""
+    return paired.section(runs, CONTROL, out, name) + mechanism.section(runs, CONTROL, LITERAL, out, name)
