@@ -44,11 +44,16 @@ def test_the_scale_before_a_batch_norm_does_not_matter() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 6, bias=False), nn.BatchNorm1d(6, affine=False, eps=1e-12), nn.Linear(6, 3)).double().train()
     x, y = torch.randn(20, 5, dtype=torch.float64), torch.arange(20) % 3
+
+    def loss() -> float:
+        with torch.no_grad():
+            return float(nn.functional.cross_entropy(net(x), y))
+
     values = []
     for factor in (1.0, 30.0):
         with torch.no_grad():
             net[0].weight.mul_(factor)
-        values.append(sharpness(lambda: float(nn.functional.cross_entropy(net(x), y)), [net[0].weight]))
+        values.append(sharpness(loss, [net[0].weight]))
     assert values[0] == pytest.approx(values[1], rel=1e-5)
     assert values[0] > 0
 

@@ -35,7 +35,7 @@ def section(runs: Sequence[Run], without: str, with_feedback: str, out: Path, na
         [
             "## Inside the net",
             "",
-            f"Seed {found[0].config['seed']} of `{found[0].config['stream']}`. Accuracy of the layers' linear heads, first to last.",
+            f"Seed {found[0].config['seed']} of `{found[0].config['stream']}`. Accuracy of each layer's head, first to last.",
             "",
             f"| method | on training images, last {LAST_STEPS} steps | on test images, at the end | sharpness |",
             "|---|---|---|---:|",
