@@ -2,7 +2,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 # Two test processes with one thread each are faster here than one with two.
-TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: install demo test bench check fix clean
 

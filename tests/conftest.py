@@ -8,6 +8,11 @@ import pytest
 import torch
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest tests first, so that no process waits for the other's last one."""
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
     """Tiny nets are fastest on one thread, and processes that a test starts do the same arithmetic as the test."""

@@ -37,10 +37,11 @@ SUMS = ["er() + ewc() + cpr()", "grace(er() + ewc())", "grace(sgd(classes='curre
 NETS = ["resnet18(width=2)", TOY_TRANSFORMER, "own_cnn"]
 ON_NETS = [
     (method, net)
-    for method in EXPRESSIONS
+    for method in [*ALONE, "grace(er())", "grace(mose())", "grace(ema())", "grace(gdumb(epochs=6))"]
     for net in NETS
     if net == TOY_TRANSFORMER or not spec.parse_method(method).needs_attention
 ]
+"""GRACE's own state is the same around every method, so a few stand for all; on the toy net it is around each of them"""
 READINGS = [f"grace(mose(), {option})" for option in (
     "entropy_mode='cpr'", "entropy_mode='target'", "entropy_mode='deviation'", "entropy_mode='cpr_literal'",
     "entropy_mode='uniform'", "entropy_mode='none'", "adaptive=False", "alpha_on='ce_new'", "alpha_on='all'",
