@@ -113,6 +113,7 @@ def test_a_later_step(case: dict[str, Any], dtype: torch.dtype, monkeypatch: pyt
         logits = torch.from_numpy(case["q_teacher"]).to(dtype).unsqueeze(0)
         return Taps(logits, logits, lambda _: torch.from_numpy(case["teacher_projections"]).to(dtype).unsqueeze(0))
 
+    teacher.classes = method.teacher.classes  # type: ignore[attr-defined]
     monkeypatch.setattr(method, "teacher", teacher)
     monkeypatch.setattr(method, "augmentation", ())
     batch.targets |= method.targets(batch)

@@ -83,7 +83,7 @@ def test_the_teacher_is_the_net_at_the_end_of_the_last_task() -> None:
     feed(engine, stream, until=9)
     for name, value in engine.method.teacher.copy.named_parameters():
         assert torch.equal(value, weights[name])
-    assert engine.method.old.nonzero().flatten().tolist() == sorted(engine.progress.seen[:2])
+    assert engine.method.teacher.classes.nonzero().flatten().tolist() == sorted(engine.progress.seen[:2])
 
 
 def test_targets_of_every_layer_and_of_one_for_all() -> None:

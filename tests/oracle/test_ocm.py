@@ -220,9 +220,9 @@ def test_the_teacher_is_the_net_at_the_end_of_the_last_task() -> None:
     feed(engine, stream(), 14)
     for name, value in engine.method.teacher.copy.state_dict().items():
         assert torch.equal(value, at_end[name]), name
-    assert set(engine.method.old.nonzero().flatten().tolist()) == seen
+    assert set(engine.method.teacher.classes.nonzero().flatten().tolist()) == seen
     feed(engine, stream(), 18)
-    assert engine.method.old.sum() == 4
+    assert engine.method.teacher.classes.sum() == 4
     assert not any(parameter.requires_grad for parameter in engine.method.teacher.copy.parameters())
 
 
@@ -259,8 +259,8 @@ def test_distillation_moves_only_the_columns_of_old_classes() -> None:
     batch, out = next_batch(engine, stream())
     [gradient] = torch.autograd.grad(engine.method.losses(out, batch)["kd/logits"].sum(), engine.net.classifier.weight)
     moved = gradient[0].abs().sum(dim=0) > 0
-    assert torch.equal(moved, engine.method.old)
-    assert engine.method.old.sum() == 2
+    assert torch.equal(moved, engine.method.teacher.classes)
+    assert engine.method.teacher.classes.sum() == 2
 
 
 def test_gradients_reach_both_sides_of_every_similarity_of_the_net() -> None:
@@ -339,7 +339,7 @@ def test_streams_without_task_marks_renew_the_teacher_every_so_many_steps() -> N
     for step in range(4):
         assert "kd/logits" not in learn(step)
     assert engine.method.teacher
-    assert engine.method.old.sum() == len(engine.progress.seen)
+    assert engine.method.teacher.classes.sum() == len(engine.progress.seen)
     assert "kd/logits" in learn(4)
     never = engine_of("ocm(every=0)")
     never.learn(data.train_x[:2], data.train_y[:2], NO_TASK)

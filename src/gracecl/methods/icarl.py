@@ -76,7 +76,6 @@ class ICaRL(Replay):
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
         self.teacher = Teacher(net)
-        self.old = torch.zeros(net.classes, dtype=torch.bool, device=net.classifier.weight.device)
         if self.exemplars == "herding":
             memories.scratch(CANDIDATES, self.candidates)
 
@@ -89,9 +88,9 @@ class ICaRL(Replay):
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         labels = F.one_hot(batch.y, batch.classes)
-        table = {"ce/new": binary_cross_entropy(out.logits, labels, batch.seen & ~self.old)}
+        table = {"ce/new": binary_cross_entropy(out.logits, labels, batch.seen & ~self.teacher.classes)}
         if "icarl" in batch.targets:
-            table["kd/old"] = binary_cross_entropy(out.logits, batch.targets["icarl"], self.old)
+            table["kd/old"] = binary_cross_entropy(out.logits, batch.targets["icarl"], self.teacher.classes)
         return table
 
     def store(self, memories: Memories, new: Incoming, rng: np.random.Generator, notes: dict[str, Tensor]) -> None:
@@ -103,8 +102,7 @@ class ICaRL(Replay):
             self.end_task(memories, new.progress)
 
     def end_task(self, memories: Memories, progress: Progress) -> None:
-        self.teacher.renew()
-        self.old[list(progress.seen)] = True
+        self.teacher.renew(progress.seen)
         if self.exemplars == "herding":
             self.choose_exemplars(memories, progress)
 
@@ -140,8 +138,7 @@ class ICaRL(Replay):
         return torch.cat([images, candidates.images[:held]]), np.concatenate([labels, candidates.labels[:held]])
 
     def state_dict(self) -> dict[str, Any]:
-        return {"teacher": self.teacher.state_dict(), "old": self.old}
+        return {"teacher": self.teacher.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.teacher.load_state_dict(state["teacher"])
-        self.old = state["old"].to(self.old.device)

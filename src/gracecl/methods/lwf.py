@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from gracecl.core import NO_TASK, Batch, Incoming, LossTable, Progress, Taps
@@ -55,10 +54,9 @@ class LwF(Addition):
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
         self.teacher = Teacher(net)
-        self.old = torch.zeros(net.classes, dtype=torch.bool, device=net.classifier.weight.device)
 
     def end_task(self, memories: Memories, progress: Progress) -> None:
-        self.renew(progress)
+        self.teacher.renew(progress.seen)
 
     def targets(self, batch: Batch) -> dict[str, Tensor]:
         return {"lwf": self.teacher(batch.x).logits} if self.teacher else {}
@@ -66,21 +64,15 @@ class LwF(Addition):
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         if "lwf" not in batch.targets:
             return {}
-        divergence = distillation(out.logits, batch.targets["lwf"], self.temperature, self.old)
+        divergence = distillation(out.logits, batch.targets["lwf"], self.temperature, self.teacher.classes)
         return {"kd/lwf": self.strength * self.temperature**2 * divergence}
 
     def observe(self, memories: Memories, new: Incoming, rng: np.random.Generator) -> None:
         if self.every and new.progress.task == NO_TASK and (new.progress.step + 1) % self.every == 0:
-            self.renew(new.progress)
-
-    def renew(self, progress: Progress) -> None:
-        """The net as it is now becomes the teacher of the classes met so far."""
-        self.teacher.renew()
-        self.old[list(progress.seen)] = True
+            self.teacher.renew(new.progress.seen)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"teacher": self.teacher.state_dict(), "old": self.old}
+        return {"teacher": self.teacher.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.teacher.load_state_dict(state["teacher"])
-        self.old = state["old"].to(self.old.device)

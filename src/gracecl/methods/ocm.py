@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from gracecl import augment
@@ -67,10 +66,9 @@ class OCM(RotationContrast):
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
         self.teacher = Teacher(net, training=self.teacher_mode == "train")
-        self.old = torch.zeros(net.classes, dtype=torch.bool, device=net.classifier.weight.device)
 
     def end_task(self, memories: Memories, progress: Progress) -> None:
-        self.renew(progress)
+        self.teacher.renew(progress.seen)
 
     def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
         stream = Rows(np.arange(len(new)))
@@ -98,7 +96,7 @@ class OCM(RotationContrast):
         table = {f"ce/{'replay' if replayed else 'new'}": cross_entropy(logits, batch.y[supervised]), **self.contrasts(out, batch)}
         if replayed:
             table["kd/projected"] = self.projections_kept(out, batch)
-            table["kd/logits"] = logit_distance(logits, batch.targets["teacher_logits"], self.old)
+            table["kd/logits"] = logit_distance(logits, batch.targets["teacher_logits"], self.teacher.classes)
         return table
 
     def projections_kept(self, out: Taps, batch: Batch) -> Tensor:
@@ -109,16 +107,10 @@ class OCM(RotationContrast):
 
     def observe(self, memories: Memories, new: Incoming, rng: np.random.Generator) -> None:
         if self.every and new.progress.task == NO_TASK and (new.progress.step + 1) % self.every == 0:
-            self.renew(new.progress)
-
-    def renew(self, progress: Progress) -> None:
-        """The net as it is now becomes the teacher of the classes met so far."""
-        self.teacher.renew()
-        self.old[list(progress.seen)] = True
+            self.teacher.renew(new.progress.seen)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"teacher": self.teacher.state_dict(), "old": self.old}
+        return {"teacher": self.teacher.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.teacher.load_state_dict(state["teacher"])
-        self.old = state["old"].to(self.old.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,13 +27,16 @@ class Teacher:
         """With `training` the copy stays in training mode: BatchNorm takes the statistics of the images it is shown."""
         self.net, self.training = net, training
         self.copy: TappedNet | None = None
+        self.classes = torch.zeros(net.classes, dtype=torch.bool, device=net.classifier.weight.device)
+        """`[C]` True for those it was told that it knows"""
 
     def __bool__(self) -> bool:
         return self.copy is not None
 
-    def renew(self) -> None:
-        """The net as it is now becomes the teacher."""
+    def renew(self, knows: Sequence[int] = ()) -> None:
+        """The net as it is now becomes the teacher, of these classes and those from before."""
         self.copy = frozen_copy(self.net).train(self.training)
+        self.classes[list(knows)] = True
 
     def __call__(self, x: Tensor) -> Taps:
         """What the teacher says of normalised images."""
@@ -44,10 +48,10 @@ class Teacher:
         return taps
 
     def state_dict(self) -> dict[str, Any]:
-        return {"copy": None if self.copy is None else self.copy.state_dict()}
+        return {"copy": None if self.copy is None else self.copy.state_dict(), "classes": self.classes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.copy = None
+        self.copy, self.classes = None, state["classes"].to(self.classes.device)
         if state["copy"] is not None:
             self.copy = frozen_copy(self.net).train(self.training)
             self.copy.load_state_dict(state["copy"])

@@ -48,7 +48,8 @@ def sharpness(
 def direction(value: Tensor, radius: float, draws: np.random.Generator) -> Tensor:
     """Uniform on the sphere whose radius is this part of the tensor's norm."""
     drawn = torch.from_numpy(draws.standard_normal(tuple(value.shape))).to(value)
-    return drawn * (radius * value.norm() / drawn.norm().clamp(min=1e-30))
+    moved: Tensor = drawn * (radius * value.norm() / drawn.norm().clamp(min=1e-30))
+    return moved
 
 
 def put(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
