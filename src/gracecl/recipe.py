@@ -17,8 +17,8 @@ from gracecl.nets import TappedNet
 from gracecl.registry import nearest
 
 Layout = Literal["auto", "contiguous", "channels_last"]
-FLOATS_PER_VECTOR = {"AVX2": 8}
-"""of a CPU that PyTorch names so; 16, as AVX-512 has, for any other"""
+SAFE_CHANNELS = {"AVX2": 8, "AVX512": 8}
+"""from which on channels-last was checked to be safe, on CPUs that PyTorch names so; 16 is asked for on any other"""
 
 
 @dataclass(frozen=True)
@@ -81,15 +81,15 @@ def memory_format(layout: Layout, net: TappedNet, device: torch.device) -> torch
     """The layout of the net's weights, which its maps take on.
 
     Channels-last convolutions are faster by a fifth to a third on CPUs. But oneDNN as of PyTorch 2.13 writes outside its buffers in
-    the backward pass of strided 1×1 convolutions with few channels in that layout: fewer than 8 where vectors have 8 floats, as was
-    found, hence fewer than 16 where they have 16, as must be feared.
+    the backward pass of strided 1×1 convolutions with few channels in that layout: fewer than 8 with AVX2. With AVX-512 the heap
+    checker finds nothing at any number of channels; 8 is kept there too, so that both kinds of CPU give a net the same layout.
     """
     if layout == "contiguous" or (layout == "auto" and device.type != "cpu"):
         return torch.contiguous_format
     strided = [
         part for part in net.modules() if isinstance(part, nn.Conv2d) and part.kernel_size == (1, 1) and part.stride != (1, 1)
     ]
-    fewest = FLOATS_PER_VECTOR.get(torch.backends.cpu.get_cpu_capability(), 16)
+    fewest = SAFE_CHANNELS.get(torch.backends.cpu.get_cpu_capability(), 16)
     if device.type == "cuda" or all(part.in_channels >= fewest for part in strided):
         return torch.channels_last
     if layout == "auto":
