@@ -169,8 +169,8 @@ def test_semantic_logits() -> None:
     close(method.semantic_logits(torch.from_numpy(GOLDEN["in_proto_class"]))[0], GOLDEN["out_sem_logits"])
 
 
-def test_a_class_is_never_given_the_covariance_of_another() -> None:
-    """The program's value comes out only where the covariances are put in the places of its store, newest first."""
+def test_a_class_is_given_the_covariance_of_another_only_if_asked_for() -> None:
+    """The program's value comes out where its store is followed, two tasks of equal size, the newest first."""
     _, method = in_later_task()
     drawn = torch.from_numpy(GOLDEN["in_quirk_proto_class"])
     seen = torch.ones(SEEN, dtype=torch.bool)
@@ -178,7 +178,11 @@ def test_a_class_is_never_given_the_covariance_of_another() -> None:
     def loss() -> float:
         return cross_entropy(method.semantic_logits(drawn) / method.temperature, drawn, seen).item()
 
-    official = float(GOLDEN["out_quirk_L_sem_official"])
+    official, stored = float(GOLDEN["out_quirk_L_sem_official"]), GOLDEN["in_quirk_store_labels"].tolist()
     assert loss() != pytest.approx(official, rel=1e-3)
-    method.factors[:, :OLD] = method.factors[:, torch.from_numpy(GOLDEN["in_quirk_store_labels"])]
+    method.old = []
+    for newest in (stored[OLD // 2 :], stored[: OLD // 2]):
+        method.put_first(tuple(newest))
+        method.old += newest
+    assert method.covariance_of[method.old].tolist() == stored
     assert loss() == pytest.approx(official, rel=VALUE)

@@ -227,6 +227,41 @@ def test_statistics_stay_with_their_class() -> None:
             assert np.abs(covariance).max() > 1e-3
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_as_the_program_does_covariances_are_looked_up_by_place(resumed: bool) -> None:
+    """After each task, the c-th class met takes the c-th covariance of a store with the newest task's first; means are its own."""
+    (engine, plain), stream = (toy_engine(f"il2a(reference={on})", memory=40) for on in (True, False)), toy_stream()
+    store: list[int] = []
+    for task in range(3):
+        for one in (engine, plain):
+            feed(one, stream, until=STEPS_PER_TASK * (task + 1))
+        if resumed:
+            state, engine = engine.state_dict(), toy_engine("il2a(reference=True)", memory=40)
+            engine.load_state_dict(state)
+        method = il2a(engine)
+        store = [*engine.progress.current, *store]
+        classes = torch.tensor(method.old)
+        w = engine.net.classifier.weight[0].detach()
+        for row, c, taken_of in zip(method.semantic_logits(classes)[0], method.old, store, strict=True):
+            root = method.factors[0, taken_of]
+            bonus = 2.5 / 2 * (root @ (w - w[:, [c]])).square().sum(dim=0)
+            torch.testing.assert_close(row, engine.net.classifier(method.means[:, [c]])[0, 0] + bonus)
+        assert il2a(plain).covariance_of.tolist() == list(range(6))
+        assert (store == method.old) == (task == 0)
+        if task < 2:  # steps of the second task still have every class's own
+            assert_same(engine.net.state_dict(), plain.net.state_dict(), "before the third task")
+
+
+def test_a_class_that_comes_again_moves_to_the_front_of_the_programs_store() -> None:
+    method = il2a(toy_engine("il2a(reference=True)"))
+    for newest in ((3, 1), (0, 3), (5,)):
+        method.put_first(newest)
+        for label in newest:
+            method.remember(label, torch.zeros(1, 12), torch.zeros(1, 0, 12))
+    assert method.old == [3, 1, 0, 5]
+    assert method.covariance_of[method.old].tolist() == [5, 0, 3, 1]
+
+
 def test_a_class_without_images_in_memory_keeps_the_mean_it_had_in_training() -> None:
     engine, stream, rows = toy_engine("il2a()", taps=2, memory=0), toy_stream(), {}
     for _ in range(STEPS_PER_TASK):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from turned_loops import contrast, engine_of, mean_cross_entropy, projections_kept, run, stream, turned
 
-from gracecl import augment
+from gracecl import augment, rng
 from gracecl.augment import ROTATIONS
 from gracecl.core import NO_TASK, Incoming, Taps
 from gracecl.engine import Engine
@@ -114,6 +114,20 @@ def test_every_view_is_turned_and_augmented_by_a_draw_of_its_own() -> None:
         assert torch.equal(plain.x[block.view(number)], plain.x[block.view(16 + number)])
 
 
+def test_images_are_turned_before_they_are_augmented() -> None:
+    """The window of an augmented view is one of the turned image, not turned itself."""
+    engine = run(SMALL, LATER)
+    batch, _ = next_batch(engine, stream())
+    view = augment.augmentation("tau")
+    for place, name in enumerate(("new", "replay")):
+        block = batch.blocks[name]
+        for number in range(16):
+            stem = rng.key(0, "augment", batch.progress.step, 0, place, 16 + number)
+            draws = rng.uniform(stem, batch.sources[block.view(0)], augment.draws(view))
+            expected = augment.apply(view, batch.x[block.view(number)], draws, engine.net.pixels)
+            torch.testing.assert_close(batch.x[block.view(16 + number)], expected, rtol=0, atol=1e-5)
+
+
 def test_turned_views_share_a_forward_and_the_classified_images_have_their_own() -> None:
     engine = run(SMALL, LATER)
     batch, out = next_batch(engine, stream())
@@ -135,11 +149,13 @@ def test_cost_is_that_of_the_algorithm() -> None:
 
 
 def test_at_most_seven_images_per_class_met_are_replayed() -> None:
-    engine = run("ocm()", LATER, memory=100)
-    piece = stream().batch(LATER)
+    engine, whole = engine_of("ocm()", memory=100), stream(batch=4, per_class=30)
+    feed(engine, whole, 17)
+    piece = whole.batch(17)
     engine._advance(piece.labels, piece.task)
     new = Incoming(piece.x, piece.labels, piece.sources, engine.progress)
     held = len(engine.memories.replay)
+    assert held > 7 * len(engine.progress.seen) + 4
     for options, wanted in (({}, 7 * len(engine.progress.seen)), ({"n_recall": 5}, 5), ({"recall_per_class": 2}, 8)):
         for name, value in options.items():
             setattr(engine.method, name, value)

@@ -101,6 +101,7 @@ class Program:
             buffer_batch_size=64,
             epoch=1,
             ins_t=0.07,
+            expert="3",
             classifier="ncm",
             augmentation="ocm",
         )

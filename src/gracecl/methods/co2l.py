@@ -21,8 +21,8 @@ task's images and exemplars by class; one pass (with the stream's option `epochs
 cosine; the classifier is scikit-learn's logistic regression with balanced classes on the memory's images as they are (the program:
 SGD over augmented, class-balanced images of the memory and the whole current task, which a stream does not give back); the teacher
 is in evaluation mode (the program leaves it in training mode by accident: teacher_mode='train'); views are the run's augmentation
-(`--augment full` is the program's, apart from the blur at 64 pixels). `every` is this library's own, for streams without task
-marks, where all classes met are current.
+(`--augment full` is the program's, apart from the random order of the colour jitter's parts and, at 64 pixels, the blur and windows
+from a tenth of the image on). `every` is this library's own, for streams without task marks, where all classes met are current.
 """
 
 from __future__ import annotations

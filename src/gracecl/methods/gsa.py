@@ -18,10 +18,12 @@ g = 1 they balance and w is 1. w lies between 2 / (1 + e) and 2. Each block has 
 sums, hence its own weights.
 
 Differences from the paper and its program: `new` and `seen` are the classes met so far (the program's head has a task's classes
-from the task's start); A is the run's augmentation (`--augment mild` is the program's); a class with N_c = 0 has weight 1; the head
-is trained in every task (the program's optimiser holds the first task's head, which a larger one replaces, so later ones are never
-trained; reference=True reproduces it); passes of the program whose outputs no loss uses, and which move BatchNorm's statistics, are
-not made. The weight grows with g, as in the program; balance='inverse' lets it grow with 1/g.
+from the task's start); outputs of all classes are there from the beginning, and the optimiser's weight decay acts on those not met
+(the program's head grows); A is the run's augmentation (`--augment mild` is the program's); a class with N_c = 0 has weight 1; the
+head is trained in every task (the program's optimiser holds the first task's head, which a larger one replaces, so later ones are
+never trained and their new outputs stay as they were drawn; reference=True reproduces it); passes of the program whose outputs no
+loss uses, and which move BatchNorm's statistics, are not made; precision is the run's (the program uses fp16). The weight grows
+with g, as in the program; balance='inverse' lets it grow with 1/g.
 
 No softmax here spans a class before it is met. Under grace(...) say classes='seen', or the entropy of all outputs is lowered
 through those of unmet classes, which nothing else holds.
@@ -66,7 +68,7 @@ class GSA(Method):
     balance: Literal["ratio", "inverse"] = "ratio"
     """whether weights grow with g, pull over push, as in the authors' program, or with 1/g"""
     reference: bool = False
-    """leave the head as it is from the second task on, as the authors' program does by accident"""
+    """leave the head as it is from the second task on, outputs of new classes as drawn, as the authors' program does by accident"""
 
     boundaries: ClassVar[Boundaries] = "required"
 
@@ -80,9 +82,17 @@ class GSA(Method):
         self.sums = torch.zeros(3, net.layers, net.classes, dtype=torch.float64, device=net.classifier.weight.device)
         """K, P and N of each layer and class"""
         self.task_start = 0
+        self.fresh = {name: value.clone() for name, value in net.classifier.state_dict().items()}
+        """the head as it was drawn"""
 
     def begin_task(self, progress: Progress) -> None:
         self.task_start = progress.step
+        if self.reference:
+            # The program's head grows by outputs just drawn; in this one, weight decay has shrunk them since the run began.
+            unmet = [label for label in range(self.net.classes) if label not in progress.seen]
+            with torch.no_grad():
+                for name, value in self.net.classifier.named_parameters():
+                    value[..., unmet] = self.fresh[name][..., unmet]
 
     def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
         memory, progress, stream = memories.replay, new.progress, np.arange(len(new))
@@ -141,7 +151,9 @@ class GSA(Method):
         self.sums = self.sums_with(out, batch)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sums": self.sums, "task_start": self.task_start}
+        return {"sums": self.sums, "task_start": self.task_start} | ({"fresh": self.fresh} if self.reference else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.sums, self.task_start = state["sums"].to(self.sums), state["task_start"]
+        if self.reference:
+            self.fresh = {name: value.to(self.fresh[name]) for name, value in state["fresh"].items()}

@@ -20,10 +20,12 @@ Differences from the paper and its program, which see a task many times and keep
 that compares it on online streams, and its images join the first two terms (n_recall=0 is without); μ and Σ are those of the
 memory's images as they are, or of a class without any, the mean of the features it had in training and 0 (the program uses all of
 the task's images, augmented; n_statistics keeps some of them until the task ends); Σ_c is that of class c (in the program it is
-another's from the third task on); `new` are the classes met so far, and the first mixed_classes of them are mixed; the outputs of
-extra classes start afresh in each task, while the optimiser's moments of them stay; one forward gives logits and features (the
-program makes two, so its BatchNorm statistics move twice). As the distillation grows with the square root of the number of images,
-kd_weight is worth tuning (1, 3, 10).
+another's from the third task on, by accident: reference=True); `new` are the classes met so far, and the first mixed_classes of
+them are mixed; outputs of all classes are there from the beginning, and the optimiser's weight decay acts on those not met (the
+program's head grows); the outputs of extra classes start afresh in each task, while the optimiser's moments of them stay (the
+program makes a new optimiser for each task); one forward gives logits and features (the program makes two, so its BatchNorm
+statistics move twice). As the distillation grows with the square root of the number of images, kd_weight is worth tuning (1, 3,
+10).
 
 No softmax here spans a class before it is met. Under grace(...) say classes='seen', or the entropy of all outputs is lowered
 through those of unmet classes, which nothing else holds.
@@ -74,6 +76,8 @@ class IL2A(Replay):
     """of the distance from the features that the last task's net has"""
     n_statistics: int = 0
     """images of the current task that are kept beside the memory to find its Gaussians; 0 takes the memory's own"""
+    reference: bool = False
+    """give a class the covariance that the authors' program looks up for it, which from the third task on is another's"""
 
     boundaries: ClassVar[Boundaries] = "required"
 
@@ -99,6 +103,8 @@ class IL2A(Replay):
         self.means = zeros(net.layers, net.classes, net.width)
         self.factors = zeros(net.layers, net.classes, 0, net.width)
         """a matrix R for each class with Σ = RᵀR, which has at most as many rows as images were seen"""
+        self.covariance_of = torch.arange(net.classes, device=net.classifier.weight.device)
+        """the class whose covariance each class is given: its own, unless `reference` says otherwise"""
         self.sums, self.counts = zeros(net.layers, net.classes, net.width), zeros(net.classes)
         """of the features of the current task's images as they were trained on"""
         if self.n_statistics:
@@ -167,7 +173,7 @@ class IL2A(Replay):
     def semantic_logits(self, classes: Tensor) -> Tensor:
         """`[L, n, C]`: of the classes' means, each with γ/2 times the variance of its distance from the class's own logit."""
         head = self.net.classifier
-        along = full_precision(self.factors[:, classes] @ head.weight[:, None])
+        along = full_precision(self.factors[:, self.covariance_of[classes]] @ head.weight[:, None])
         own = along.gather(3, classes.view(1, -1, 1, 1).expand(len(along), -1, along.shape[2], 1))
         return full_precision(head(self.means[:, classes])) + self.spread / 2 * (along - own).square().sum(dim=2)
 
@@ -183,6 +189,8 @@ class IL2A(Replay):
 
     def end_task(self, memories: Memories, progress: Progress) -> None:
         store = memories[self.name] if self.n_statistics else memories.replay
+        if self.reference:
+            self.put_first(progress.current)
         for label in progress.current:
             slots = np.sort(store.slots_of(label))
             if len(slots):
@@ -194,6 +202,12 @@ class IL2A(Replay):
             store.clear()
         self.teacher.renew()
 
+    def put_first(self, newest: tuple[int, ...]) -> None:
+        """As the program: covariances are stored with the newest task's first, and the c-th class met takes the c-th of them."""
+        met = [*self.old, *(label for label in newest if label not in self.old)]
+        stored = [*newest, *(label for label in self.covariance_of[self.old].tolist() if label not in newest)]
+        self.covariance_of[met] = self.covariance_of.new_tensor(stored)
+
     def remember(self, label: int, mean: Tensor, root: Tensor) -> None:
         """Keeps a class's mean and the factor `root [L, r, D]` of its covariance, by the class's number."""
         missing = root.shape[1] - self.factors.shape[2]
@@ -204,6 +218,7 @@ class IL2A(Replay):
 
     def state_dict(self) -> dict[str, Any]:
         tensors = {name: getattr(self, name) for name in ("means", "factors", "sums", "counts")}
+        tensors |= {"covariance_of": self.covariance_of} if self.reference else {}
         return tensors | {"teacher": self.teacher.state_dict(), "old": list(self.old)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -211,6 +226,8 @@ class IL2A(Replay):
         self.old = list(state["old"])
         for name in ("means", "factors", "sums", "counts"):
             setattr(self, name, state[name].to(self.means))
+        if self.reference:
+            self.covariance_of = state["covariance_of"].to(self.covariance_of)
 
 
 def factor(features: Tensor) -> Tensor:

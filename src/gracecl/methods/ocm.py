@@ -20,9 +20,10 @@ head through memory alone; a step that finds the memory empty is one of the firs
 Differences from the paper and its program: A is the run's augmentation (`--augment simclr` is the program's); the teacher is in
 evaluation mode (the program leaves it in training mode, where BatchNorm takes the statistics of the images it is shown;
 teacher_mode='train' gives that); the reservoir is exact (the program may write two images of a batch to one slot); precision is the
-run's (the program uses fp16); the projection's width goes with the net's; unseen classes are ruled out at inference. The paper has
-one InfoNCE where the program's differ for new and replayed images, and the program's are these. `every` is this library's own, for
-streams without task marks.
+run's (the program uses fp16); BatchNorm takes the statistics of a whole forward (on Tiny-ImageNet the program splits it among
+several devices); the projection's width goes with the net's; unseen classes are ruled out at inference. The paper has one InfoNCE
+where the program's differ for new and replayed images, and the program's are these. `every` is this library's own, for streams
+without task marks.
 """
 
 from __future__ import annotations
