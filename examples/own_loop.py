@@ -5,7 +5,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import gracecl
-from gracecl.losses import cross_entropy
+from gracecl.functional.losses import cross_entropy
 
 digits = load_digits()
 x, y = torch.tensor(digits.images, dtype=torch.float32).flatten(1) / 16, torch.tensor(digits.target)

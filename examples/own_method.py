@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gracecl import Learner
-from gracecl.losses import cross_entropy
+from gracecl.functional.losses import cross_entropy
 from gracecl.methods.er import ER
 from gracecl.registry import methods
 from gracecl.testing import check_method, feed, toy_stream

@@ -6,8 +6,8 @@ import contextlib
 import signal
 from collections.abc import Iterator
 
-from gracecl.trainer import Trainer
-from gracecl.watch import Watch
+from gracecl.runs.trainer import Trainer
+from gracecl.runs.watch import Watch
 
 
 class StopAfter(Watch):

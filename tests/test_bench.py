@@ -18,8 +18,8 @@ from gracecl.bench import choices, hand, measure, methods, profile, runs, steps,
 from gracecl.bench.measure import Row, compare, in_turns, row
 from gracecl.bench.scene import Scene
 from gracecl.errors import UserError
-from gracecl.method import parts
-from gracecl.spec import parse_method
+from gracecl.methods.base import parts
+from gracecl.registry.spec import parse_method
 
 
 def test_two_things_are_timed_in_turns_and_neither_always_first() -> None:
@@ -195,7 +195,7 @@ def test_the_profile_names_operations() -> None:
 
 FAULTS = """
 import resource, torch
-from gracecl import launch
+from gracecl.runs import launch
 if {prepared}:
     launch.prepare()
 torch.set_num_threads(1)

@@ -47,7 +47,7 @@ class Buffer:
         return self.x[rows], self.y[rows]
 """
 LOSS = """
-from gracecl.losses import supervised_contrast
+from gracecl.functional.losses import supervised_contrast
 
 def sup_con_loss(features, temperature, labels):
     return supervised_contrast(features[None], labels, temperature)[0]

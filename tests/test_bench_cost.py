@@ -11,10 +11,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from gracecl import nets
-from gracecl.augment import Pixels
 from gracecl.bench import cost, paper
 from gracecl.bench.cost import CostReport, tables
 from gracecl.bench.step_model import LANES, CostModel, Point, blocks, fit, leave_one_out, load
+from gracecl.functional.augment import Pixels
 
 KNOWN = CostModel(overhead=0.02, per_flop=1.3e-11, per_byte=1.6e-9)
 SETTINGS = [(width, taps, images) for width in (8, 12, 20) for taps in (1, 4) for images in (74, 266)]

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from gracecl import catalogue, paper, registry, spec
+from gracecl import paper, registry
 from gracecl.bench import paper as costs
-from gracecl.catalogue import FACTS
 from gracecl.core import is_loss
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
-from gracecl.method import Addition, Wrapper
-from gracecl.recipe import Recipe
+from gracecl.methods.base import Addition, Wrapper
+from gracecl.registry import catalogue, spec
+from gracecl.registry.catalogue import FACTS
+from gracecl.runs.recipe import Recipe
 
 SHAPE, CLASSES, PER_TASK = (3, 8, 8), 100, 10
 MANY_VIEWS = {"ocm", "onpro"}

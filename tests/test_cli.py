@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gracecl import checkpoint, cli, registry, watch
+from gracecl import cli, registry
 from gracecl.registry import methods
+from gracecl.runs import checkpoint, watch
 from terminal import terminal
 
 SMALL = {
@@ -342,8 +343,8 @@ def test_data_check_of_a_missing_set_says_what_is_missing(tmp_path: Path) -> Non
 PLUGIN = '''from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
-from gracecl.losses import cross_entropy
-from gracecl.method import Method
+from gracecl.functional.losses import cross_entropy
+from gracecl.methods.base import Method
 from gracecl.registry import methods
 
 

@@ -19,8 +19,8 @@ import gracecl
 from gracecl.bench.avalanche import load_torchvision
 from gracecl.core import Taps
 from gracecl.errors import UserError
+from gracecl.functional.losses import cross_entropy
 from gracecl.integrations.exits import LastExit, Past, find_exit
-from gracecl.losses import cross_entropy
 
 NEUTRAL = "paper(beta=0.0, adaptive=False)"
 """α = 1, γ = 0: what is left is the sum of all heads' losses"""

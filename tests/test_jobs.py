@@ -21,11 +21,12 @@ from typing import Any
 import pytest
 import torch
 
-from gracecl import cli, jobs, watch
-from gracecl.jobs import Outcome, run_all, share
+from gracecl import cli
 from gracecl.registry import datasets, load_plugins, methods
-from gracecl.run import Interrupted, RunConfig, Work
-from gracecl.watch import Progress
+from gracecl.runs import jobs, watch
+from gracecl.runs.jobs import Outcome, run_all, share
+from gracecl.runs.run import Interrupted, RunConfig, Work
+from gracecl.runs.watch import Progress
 from stopping import StopAfter
 from terminal import terminal
 from test_run import assert_same_run, gracecl, records, saved_step
@@ -470,7 +471,7 @@ def test_a_run_remembers_its_plugins(plugin: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     forget_plugin()
     with monkeypatch.context() as patch:
-        patch.setattr("gracecl.watch.LiveWatch", lambda: StopAfter(5))
+        patch.setattr("gracecl.runs.watch.LiveWatch", lambda: StopAfter(5))
         said = gracecl("run", "odd", "--plugin", "odd_methods.py", *OPTIONS, "--out", tmp_path / "out")
     assert said.code == 130
     command = said.sentence.split("continue with: gracecl ")[1].split()

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from gracecl import Learner, checkpoint
+from gracecl import Learner
 from gracecl.bench.scene import Scene
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
-from gracecl.recipe import layout_of
-from gracecl.run import RunConfig, Work
+from gracecl.runs import checkpoint
+from gracecl.runs.recipe import layout_of
+from gracecl.runs.run import RunConfig, Work
 
 
 def is_channels_last(engine: Engine) -> bool:

@@ -15,8 +15,8 @@ from gracecl import Learner, UserError
 from gracecl.data import Data, load
 from gracecl.methods.er import ER
 from gracecl.methods.grace import Grace
-from gracecl.run import Interrupted, RunConfig, run
-from gracecl.watch import Watch
+from gracecl.runs.run import Interrupted, RunConfig, run
+from gracecl.runs.watch import Watch
 
 BATCH = 10
 SMALL: dict[str, Any] = {

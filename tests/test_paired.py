@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from gracecl import cli
-from gracecl.metrics import Paired, holm, paired, seeds_to_tell
+from gracecl.functional.metrics import Paired, holm, paired, seeds_to_tell
 from gracecl.report import Run, find_runs
-from gracecl.run import Work
+from gracecl.runs.run import Work
 from gracecl.studies import paired as comparison
 from gracecl.studies import plan, readings, record, regimes
 

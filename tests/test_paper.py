@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from gracecl import defaults, paper, spec
+from gracecl import defaults, paper
+from gracecl.registry import spec
 
 ROWS = [
     "AGEM",

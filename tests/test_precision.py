@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from gracecl import checkpoint, cli
-from gracecl.run import Interrupted, RunConfig, run
+from gracecl import cli
+from gracecl.runs import checkpoint
+from gracecl.runs.run import Interrupted, RunConfig, run
 from stopping import StopAfter
 
 SMALL: dict[str, Any] = {

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from gracecl import Learner, UserError, nets
-from gracecl.augment import Pixels
+from gracecl.functional.augment import Pixels
 from gracecl.nets import TappedNet
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -26,10 +26,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from gracecl import Learner, checkpoint, cli
+from gracecl import Learner, cli
 from gracecl.data import Data, from_arrays
 from gracecl.registry import datasets
-from gracecl.run import WITHOUT_EFFECT, Interrupted, RunConfig, learner_and_stream, run
+from gracecl.runs import checkpoint
+from gracecl.runs.run import WITHOUT_EFFECT, Interrupted, RunConfig, learner_and_stream, run
 from stopping import StopAfter
 
 STREAM = "split-digits(size=8, classes='0-3', tasks=2)"
@@ -367,7 +368,7 @@ def test_a_run_stopped_in_every_way_ends_bit_identical(whole: Path, tmp_path: Pa
             arguments = check_what_is_said(Said(process.returncode, output, errors))
 
     with monkeypatch.context() as patch:
-        patch.setattr("gracecl.watch.LiveWatch", lambda: StopAfter(STEPS - 2))
+        patch.setattr("gracecl.runs.watch.LiveWatch", lambda: StopAfter(STEPS - 2))
         arguments = check_what_is_said(gracecl(*arguments))
     resumed = gracecl(*arguments)
     assert resumed.code == 0, resumed.err

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gracecl import cli, paper, registry, spec, streams, studies
-from gracecl.method import parts
+from gracecl import cli, paper, registry, streams, studies
+from gracecl.methods.base import parts
+from gracecl.registry import spec
 from gracecl.report import Run, find_runs, style
 from gracecl.studies import against_paper, feedback, mini, paper_setting, table
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "Feedback": "gracecl.feedback",
+    "Feedback": "gracecl.controllers.feedback",
     "Learner": "gracecl.learner",
-    "Method": "gracecl.method",
-    "Wrapper": "gracecl.method",
-    "RunConfig": "gracecl.run",
+    "Method": "gracecl.methods.base",
+    "Wrapper": "gracecl.methods.base",
+    "RunConfig": "gracecl.runs.run",
     "UserError": "gracecl.errors",
     "tap": "gracecl.nets.module",
 }
@@ -21,12 +21,12 @@ _HOME = {
 __all__ = ["Feedback", "Learner", "Method", "RunConfig", "UserError", "Wrapper", "tap"]
 
 if TYPE_CHECKING:
+    from gracecl.controllers.feedback import Feedback
     from gracecl.errors import UserError
-    from gracecl.feedback import Feedback
     from gracecl.learner import Learner
-    from gracecl.method import Method, Wrapper
+    from gracecl.methods.base import Method, Wrapper
     from gracecl.nets.module import tap
-    from gracecl.run import RunConfig
+    from gracecl.runs.run import RunConfig
 
 
 def __getattr__(name: str) -> Any:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from gracecl import launch
 from gracecl.errors import UserError, sentence
 from gracecl.registry import load_plugins, nearest
-from gracecl.spec import parse_numbers, with_option
+from gracecl.registry.spec import parse_numbers, with_option
+from gracecl.runs import launch
 
 if TYPE_CHECKING:
-    from gracecl.jobs import Outcome
-    from gracecl.run import Work
+    from gracecl.runs.jobs import Outcome
+    from gracecl.runs.run import Work
 
 INTERRUPTED = 130
 
@@ -134,8 +134,8 @@ def run(
     """
     plugins = load_plugins(plugin)
     from gracecl.defaults import resolve
-    from gracecl.jobs import run_all
-    from gracecl.run import RunConfig, Work
+    from gracecl.runs.jobs import run_all
+    from gracecl.runs.run import RunConfig, Work
 
     if not methods:
         raise UserError("name at least one method, for example: gracecl run grace ('gracecl list methods' prints all of them)")
@@ -212,8 +212,8 @@ def study(
     """
     plugins = load_plugins(plugin)
     from gracecl import report, studies
-    from gracecl.jobs import run_all
-    from gracecl.run import Work
+    from gracecl.runs.jobs import run_all
+    from gracecl.runs.run import Work
     from gracecl.studies import table
 
     module = studies.find(name)
@@ -260,8 +260,8 @@ def resume(folder: Path, /, data: Path | None = None, plugin: tuple[str, ...] = 
         jobs: runs at once, each in a process of its own and with the threads it was begun with; auto is as many as fit the cores
     """
     plugins = load_plugins(plugin)
-    from gracecl.jobs import run_all
-    from gracecl.run import Work
+    from gracecl.runs.jobs import run_all
+    from gracecl.runs.run import Work
 
     found = sorted(file.parent for file in folder.rglob("config.json"))
     if not found:
@@ -315,7 +315,8 @@ def list_names(
         plugin: modules or files that register more
     """
     load_plugins(plugin)
-    from gracecl import catalogue, registry
+    from gracecl import registry
+    from gracecl.registry import catalogue
 
     if kind != "methods" and (describe or markdown):
         raise UserError(f"--describe and --markdown are for methods; 'gracecl list {kind}' describes each by itself")

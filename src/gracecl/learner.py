@@ -12,13 +12,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gracecl import checkpoint, optim
 from gracecl.core import Ints
-from gracecl.engine import Precision
+from gracecl.engine.engine import Precision
+from gracecl.engine.evaluate import seen_scores
 from gracecl.errors import UserError
-from gracecl.evaluate import seen_scores
-from gracecl.method import Method
-from gracecl.recipe import Layout, Recipe
+from gracecl.functional import optim
+from gracecl.methods.base import Method
+from gracecl.runs import checkpoint
+from gracecl.runs.recipe import Layout, Recipe
 
 Images = Tensor | npt.NDArray[Any]
 Labels = Tensor | npt.NDArray[Any] | Sequence[int]

@@ -19,16 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl import checkpoint, rng
-from gracecl.augment import Pixels
+from gracecl import rng
 from gracecl.core import NO_TASK, Batch, Incoming, Taps, is_loss
 from gracecl.data import Data, from_arrays
-from gracecl.engine import Engine, Outcome
-from gracecl.evaluate import evaluate
+from gracecl.engine.engine import Engine, Outcome
+from gracecl.engine.evaluate import evaluate
+from gracecl.functional.augment import Pixels
 from gracecl.memory import Memory
 from gracecl.nets import Backbone, TappedNet
-from gracecl.recipe import Recipe
-from gracecl.spec import parse_method
+from gracecl.registry.spec import parse_method
+from gracecl.runs import checkpoint
+from gracecl.runs.recipe import Recipe
 from gracecl.streams import Stream
 from gracecl.streams.split import split
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.memory import Memories
-from gracecl.method import Method
+from gracecl.methods.base import Method
 from gracecl.nets.heads import CosineHead
 from gracecl.nets.tapped import Backbone, TappedNet
 

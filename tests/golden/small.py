@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.augment import Pixels
+from gracecl.functional.augment import Pixels
 from gracecl.memory import Memories
-from gracecl.method import Method
+from gracecl.methods.base import Method
 from gracecl.nets.flat import FlatParameters
 from gracecl.nets.mlp import MLP
 from gracecl.nets.tapped import TappedNet

@@ -12,7 +12,7 @@ from torch import Tensor
 from whole_steps import engine_with
 
 from gracecl.core import Batch, Block, Progress
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.methods.adversarial_replay import AdversarialReplay
 from gracecl.nets.scoring import Weights, gradient, step_ahead
 

@@ -8,7 +8,7 @@ import torch
 from small import SmallNet, load
 from whole_steps import engine_with
 
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.memory import Memories
 from gracecl.methods.agem import AGEM, REFERENCE, project
 from gracecl.nets.flat import FlatParameters

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from whole_steps import AsTheyAre
 
 from gracecl.core import Incoming, Ints, Progress
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.memory import Memories
 from gracecl.memory.knn_shapley import adversarial_values, shapley_values
 from gracecl.methods import aser

@@ -15,8 +15,8 @@ from torch import Tensor
 from whole_steps import AsTheyAre
 
 from gracecl.core import Batch, Block, LossTable, Progress, Taps, total
-from gracecl.engine import Engine
-from gracecl.losses import entropy
+from gracecl.engine.engine import Engine
+from gracecl.functional.losses import entropy
 from gracecl.memory import Memories
 from gracecl.methods.bic import BiC
 from gracecl.nets.correction import Correction

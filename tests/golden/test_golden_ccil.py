@@ -8,7 +8,7 @@ from cosine_net import GRADIENTS, VALUES, engine_with, rows_of, set_weights
 from small import load
 
 from gracecl.core import Batch, Block, Progress
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.methods.ccil import CCIL
 
 GOLDEN = load("ccil")

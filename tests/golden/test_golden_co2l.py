@@ -11,8 +11,8 @@ from small import load
 from torch import Tensor, nn
 
 from gracecl.core import Batch, Block, Progress
-from gracecl.engine import Engine
-from gracecl.losses import asymmetric_contrast, contrast_of_each, log_relations
+from gracecl.engine.engine import Engine
+from gracecl.functional.losses import asymmetric_contrast, contrast_of_each, log_relations
 from gracecl.memory import Memories
 from gracecl.methods.co2l import HIDDEN, Co2L, projected
 from gracecl.nets.tapped import Backbone, TappedNet

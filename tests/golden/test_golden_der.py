@@ -8,9 +8,9 @@ import torch
 from small import SmallNet, load
 
 from gracecl.core import MEMORY_SOURCE, Batch, Block, Progress, is_loss
-from gracecl.engine import Engine, Outcome
+from gracecl.engine.engine import Engine, Outcome
 from gracecl.memory import Memories
-from gracecl.method import Method
+from gracecl.methods.base import Method
 from gracecl.methods.der import DER
 from gracecl.methods.derpp import DERpp
 

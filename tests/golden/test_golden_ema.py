@@ -8,8 +8,8 @@ import torch
 from small import load
 
 from gracecl import nets
-from gracecl.augment import Pixels
 from gracecl.core import Batch, Block, Progress
+from gracecl.functional.augment import Pixels
 from gracecl.memory import Memories
 from gracecl.methods.ema import EMA
 from gracecl.methods.sgd import SGD

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gracecl.augment import Pixels
 from gracecl.core import Batch, Block, Progress, Taps
+from gracecl.functional.augment import Pixels
 from gracecl.memory import Memories
 from gracecl.methods.er_ace import ERACE
 from gracecl.nets.tapped import Backbone, TappedNet

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gracecl import rng
 from gracecl.core import Batch, Block, Progress, Taps
-from gracecl.losses import contrast
+from gracecl.functional.losses import contrast
 from gracecl.memory import Memory
 from gracecl.methods.er_aml import BASE_TEMPERATURE, ERAML, draw_pairs
 

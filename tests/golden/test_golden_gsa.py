@@ -11,8 +11,8 @@ from small import load
 from torch import Tensor
 
 from gracecl import nets
-from gracecl.augment import Pixels
 from gracecl.core import Batch, Block, Incoming, Progress, Taps, total
+from gracecl.functional.augment import Pixels
 from gracecl.memory import Memories
 from gracecl.methods.gsa import GSA
 

@@ -11,7 +11,7 @@ from small import SmallNet, load
 from whole_steps import engine_with
 
 from gracecl.core import Incoming, Progress
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.memory.gss import replacement_chance, similarity, victim_weights
 from gracecl.methods import gss
 from gracecl.methods.gss import GSS, SCORE

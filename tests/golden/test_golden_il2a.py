@@ -11,10 +11,10 @@ from small import load
 from torch import Tensor, nn
 from whole_steps import AsTheyAre
 
-from gracecl.augment import central_shares, pair_number
 from gracecl.core import Batch, Block, Progress
-from gracecl.engine import Engine
-from gracecl.losses import cross_entropy
+from gracecl.engine.engine import Engine
+from gracecl.functional.augment import central_shares, pair_number
+from gracecl.functional.losses import cross_entropy
 from gracecl.memory import Memories
 from gracecl.methods.il2a import IL2A
 from gracecl.nets.tapped import Backbone, TappedNet

@@ -8,7 +8,7 @@ import torch
 from small import SmallNet, load
 
 from gracecl.core import MEMORY_SOURCE, Batch, Block, Progress, is_loss
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.memory import Memories
 from gracecl.methods.derpp import DERpp
 from gracecl.methods.lode import LODE

@@ -9,7 +9,7 @@ from cosine_net import GRADIENTS, VALUES, engine_with, rows_of, set_weights
 from small import load
 
 from gracecl.core import Batch, Block, Incoming, Progress
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.methods.lucir import LUCIR
 
 GOLDEN = load("lucir")

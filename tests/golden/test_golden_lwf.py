@@ -9,9 +9,9 @@ from small import load
 from torch import Tensor
 
 from gracecl import nets
-from gracecl.augment import Pixels
 from gracecl.core import Batch, Block, Progress, Taps
-from gracecl.losses import entropy
+from gracecl.functional.augment import Pixels
+from gracecl.functional.losses import entropy
 from gracecl.memory import Memories
 from gracecl.methods.lwf import LwF
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from whole_steps import engine_with
 
 from gracecl.core import Incoming, Progress
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.methods.mir import BEST_LOSS, MIR
 from gracecl.nets.scoring import gradient, loss_of_each, step_ahead
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from gracecl import augment, nets
-from gracecl.augment import Grey, Mirror, Pixels
+from gracecl import nets
 from gracecl.core import Batch, Block, Progress
-from gracecl.engine import Engine
-from gracecl.evaluate import rule_scores
+from gracecl.engine.engine import Engine
+from gracecl.engine.evaluate import rule_scores
+from gracecl.functional import augment
+from gracecl.functional.augment import Grey, Mirror, Pixels
 from gracecl.memory import Memories
 from gracecl.methods.mose import MOSE
 from gracecl.nets.class_means import class_means

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gracecl import augment
-from gracecl.augment import ROTATIONS, Pixels
 from gracecl.core import Batch, Block, Progress, Taps, total
-from gracecl.losses import INFO_NCE_EPSILON, products, split_similarity, unit
+from gracecl.functional import augment
+from gracecl.functional.augment import ROTATIONS, Pixels
+from gracecl.functional.losses import INFO_NCE_EPSILON, products, split_similarity, unit
 from gracecl.memory import Memories
 from gracecl.methods.ocm import OCM
 from gracecl.methods.rotation_contrast import pseudo_labels

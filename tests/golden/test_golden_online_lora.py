@@ -15,7 +15,7 @@ from small import load
 from torch import Tensor, nn
 
 from gracecl.core import Batch, Block, Progress
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.memory import Memories
 from gracecl.methods.online_lora import LossWindow, OnlineLoRA
 from gracecl.nets.tapped import Backbone, TappedNet

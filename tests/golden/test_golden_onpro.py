@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gracecl import augment
-from gracecl.augment import Pixels
 from gracecl.core import Batch, Block, Incoming, Ints, Progress, Rows, Taps, total
-from gracecl.losses import split_similarity
+from gracecl.functional import augment
+from gracecl.functional.augment import Pixels
+from gracecl.functional.losses import split_similarity
 from gracecl.memory import Memories
 from gracecl.methods.onpro import OnPro, pair_probabilities
 from gracecl.methods.rotation_contrast import pseudo_labels

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gracecl.augment import Pixels
 from gracecl.core import Batch, Block, Progress
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
+from gracecl.functional.augment import Pixels
 from gracecl.memory import Memories
 from gracecl.methods.pcr import PCR
 from gracecl.nets.tapped import Backbone, TappedNet

@@ -11,8 +11,8 @@ import torch
 from small import SmallNet, load
 
 from gracecl.core import Batch, Block, Progress, Taps
-from gracecl.engine import split
-from gracecl.losses import cross_entropy, entropy
+from gracecl.engine.engine import split
+from gracecl.functional.losses import cross_entropy, entropy
 from gracecl.methods.cpr import CPR
 from gracecl.methods.ewc import EWC
 from gracecl.methods.ewc_on import EWCOnline

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gracecl.augment import Pixels
 from gracecl.core import Batch, Block, Progress, Taps
-from gracecl.losses import contrast
+from gracecl.functional.augment import Pixels
+from gracecl.functional.losses import contrast
 from gracecl.memory import Memories
 from gracecl.methods.scr import SCR
 from gracecl.nets.tapped import Backbone, TappedNet

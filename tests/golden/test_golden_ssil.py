@@ -7,9 +7,9 @@ import torch
 from small import load
 from torch import Tensor, nn
 
-from gracecl.augment import Pixels
 from gracecl.core import Batch, Block, Progress
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
+from gracecl.functional.augment import Pixels
 from gracecl.memory import Memories
 from gracecl.methods.ssil import SSIL
 from gracecl.nets.tapped import Backbone, TappedNet

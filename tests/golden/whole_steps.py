@@ -9,10 +9,10 @@ import torch
 from small import SmallNet
 from torch import Tensor
 
-from gracecl.augment import Pixels
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
+from gracecl.functional.augment import Pixels
 from gracecl.memory import Memories
-from gracecl.method import Method
+from gracecl.methods.base import Method
 
 
 class AsTheyAre(Pixels):

@@ -7,15 +7,14 @@ from itertools import pairwise
 import pytest
 from torch import nn
 
-from gracecl import spec
 from gracecl.errors import UserError
 from gracecl.memory import Memory
-from gracecl.method import parts
+from gracecl.methods.base import parts
 from gracecl.nets import Backbone, ModuleBackbone
 from gracecl.nets.mlp import mlp
 from gracecl.nets.resnet import resnet18
 from gracecl.nets.vit import vit
-from gracecl.registry import methods, nets
+from gracecl.registry import methods, nets, spec
 from gracecl.streams.iid import offline, shuffled
 from gracecl.testing import METHOD_LAWS, TOY_TRANSFORMER, check_backbone, check_memory, check_stream, resumes_exactly, toy_stream
 

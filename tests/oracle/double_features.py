@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.augment import Pixels
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
+from gracecl.functional.augment import Pixels
 from gracecl.memory import Memories
 from gracecl.nets import Backbone, TappedNet
-from gracecl.spec import parse_method
+from gracecl.registry.spec import parse_method
 from gracecl.streams import Stream
 from gracecl.streams.split import split
 from gracecl.testing import TOY_SHAPE, feed, toy_data

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl.core import Batch
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.methods.adversarial_replay import AdversarialReplay
 from gracecl.nets.scoring import gradient, step_ahead
-from gracecl.spec import parse_method
+from gracecl.registry.spec import parse_method
 from gracecl.testing import assert_same, engine_untouched, feed, next_batch, toy_engine, toy_stream
 
 SGD = "sgd(lr=0.05)"

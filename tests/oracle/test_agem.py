@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl.core import is_loss, total
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.methods.agem import REFERENCE, project
 from gracecl.testing import METHOD_LAWS, assert_same, feed, next_batch, prepared, toy_engine, toy_stream
 

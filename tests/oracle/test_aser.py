@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gracecl.core import Incoming
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.memory.knn_shapley import adversarial_values, balanced_draws, exchanges, shapley_values
 from gracecl.methods.aser import is_minority
 from gracecl.testing import METHOD_LAWS, engine_untouched, feed, prepared, toy_data, toy_engine, toy_stream

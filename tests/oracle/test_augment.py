@@ -11,9 +11,10 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from gracecl import augment, rng
-from gracecl.augment import AUGMENTATIONS, ColourJitter, Flip, Grey, Mirror, PadCrop, Pixels, ResizedCrop
+from gracecl import rng
 from gracecl.errors import UserError
+from gracecl.functional import augment
+from gracecl.functional.augment import AUGMENTATIONS, ColourJitter, Flip, Grey, Mirror, PadCrop, Pixels, ResizedCrop
 
 PIXELS = Pixels((0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
 NO_CHANGE = Pixels((0.0,) * 3, (1.0,) * 3)

@@ -12,8 +12,8 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
+from gracecl.controllers.posterior import M_RANGE, S_RANGE, Posterior, Strength
 from gracecl.errors import UserError
-from gracecl.theory.bayes import M_RANGE, S_RANGE, Posterior, Strength
 
 TABLE = """
  z       rule   m        s       E      unit   half   map

@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from gracecl import checkpoint
 from gracecl.core import MEMORY_SOURCE, Batch, Incoming, Progress
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
+from gracecl.engine.evaluate import rule_scores
 from gracecl.errors import UserError
-from gracecl.evaluate import rule_scores
 from gracecl.methods.bic import BiC
 from gracecl.nets.teacher import frozen_copy
-from gracecl.spec import parse_method
+from gracecl.registry.spec import parse_method
+from gracecl.runs import checkpoint
 from gracecl.streams import Stream
 from gracecl.streams.split import split
 from gracecl.testing import assert_same, engine_untouched, feed, next_batch, toy_data, toy_engine

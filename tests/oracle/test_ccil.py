@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from unequal_tasks import DECAYING, FIRST, SECOND, assembled, images, second_task, teach
 
 from gracecl.core import Batch, Incoming, Progress, Taps
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
-from gracecl.losses import distillation
+from gracecl.functional.losses import distillation
 from gracecl.methods.ccil import CCIL
 from gracecl.nets.teacher import frozen_copy
 from gracecl.streams.split import split

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl import rng
+from gracecl.engine.evaluate import evaluate
 from gracecl.errors import UserError
-from gracecl.evaluate import evaluate
 from gracecl.methods.cls_er import replayed
-from gracecl.spec import parse_method
+from gracecl.registry.spec import parse_method
 from gracecl.testing import assert_same, engine_untouched, feed, next_batch, prepared, toy_engine, toy_stream
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl.core import NO_TASK, Batch, Block
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
+from gracecl.engine.evaluate import evaluate, seen_scores
 from gracecl.errors import UserError
-from gracecl.evaluate import evaluate, seen_scores
-from gracecl.losses import asymmetric_contrast, log_relations, relation_distillation, supervised_contrast
+from gracecl.functional.losses import asymmetric_contrast, log_relations, relation_distillation, supervised_contrast
 from gracecl.methods.co2l import HIDDEN, Co2L, projected
 from gracecl.nets.probe import LinearProbe
 from gracecl.nets.teacher import frozen_copy

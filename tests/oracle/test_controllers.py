@@ -13,14 +13,14 @@ from torch import Tensor, nn
 import gracecl
 from gracecl import controllers as rules
 from gracecl.controllers import Controller, Signals
+from gracecl.controllers.feedback import Feedback
+from gracecl.controllers.posterior import Strength
 from gracecl.core import NO_TASK
 from gracecl.errors import UserError
-from gracecl.feedback import Feedback
-from gracecl.losses import cross_entropy, entropy
+from gracecl.functional.losses import cross_entropy, entropy
 from gracecl.registry import controllers
-from gracecl.spec import parse_method
+from gracecl.registry.spec import parse_method
 from gracecl.testing import toy_engine, toy_stream
-from gracecl.theory.bayes import Strength
 
 UNKNOWN = torch.full((4,), torch.nan)
 
@@ -206,7 +206,7 @@ def test_the_objective_is_the_papers_and_it_logs_itself() -> None:
 
 
 def test_a_long_history_is_whole_and_tells_how_the_gradients_compare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gracecl.feedback.FETCH_EVERY", 3)
+    monkeypatch.setattr("gracecl.controllers.feedback.FETCH_EVERY", 3)
     feedback, y = Feedback(4), torch.arange(20) % 6
     expected = []
     for number in range(8):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gracecl.core import MEMORY_SOURCE, Incoming, Rows
-from gracecl.engine import Engine
-from gracecl.losses import logit_distance
+from gracecl.engine.engine import Engine
+from gracecl.functional.losses import logit_distance
 from gracecl.testing import assert_same, feed, next_batch, prepared, toy_engine, toy_stream
 
 # Slow loops.

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl.core import Incoming
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.methods.dvc import head_gradients
-from gracecl.spec import parse_method
+from gracecl.registry.spec import parse_method
 from gracecl.streams import Stream
 from gracecl.testing import METHOD_LAWS, feed, next_batch, prepared, toy_engine, toy_stream
 

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from gracecl import Learner
 from gracecl.core import NO_TASK, Progress
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
+from gracecl.engine.evaluate import evaluate
 from gracecl.errors import UserError
-from gracecl.evaluate import evaluate
 from gracecl.methods.ema import EMA
 from gracecl.methods.er import ER
 from gracecl.nets.class_means import class_means
-from gracecl.recipe import Recipe
-from gracecl.spec import parse_method
+from gracecl.registry.spec import parse_method
+from gracecl.runs.recipe import Recipe
 from gracecl.testing import TOY_SHAPE, assert_same, engine_untouched, feed, toy_engine, toy_stream
 
 

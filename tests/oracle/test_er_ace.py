@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from gracecl import rng
 from gracecl.core import Batch, Block, Incoming, Progress, Taps
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.methods.er_ace import ERACE
 from gracecl.nets.heads import CosineHead

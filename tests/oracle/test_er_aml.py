@@ -12,9 +12,9 @@ from torch import Tensor
 
 from gracecl import rng
 from gracecl.core import MEMORY_SOURCE, Batch, Block, Incoming, Progress, Taps
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
-from gracecl.losses import cross_entropy, entropy
+from gracecl.functional.losses import cross_entropy, entropy
 from gracecl.memory import Memory
 from gracecl.methods.er_aml import ERAML, draw_pairs
 from gracecl.nets.heads import CosineHead

@@ -13,24 +13,24 @@ import torch
 from torch import Tensor
 
 from gracecl import nets, rng
-from gracecl.augment import Pixels
 from gracecl.controllers import Signals, relative
+from gracecl.controllers.feedback import Feedback
 from gracecl.core import Batch, Block, Incoming, LossTable, Progress, Taps, total
 from gracecl.data import Data, from_arrays
-from gracecl.engine import Engine, Outcome
+from gracecl.engine.engine import Engine, Outcome
 from gracecl.errors import UserError
-from gracecl.feedback import Feedback
-from gracecl.losses import cross_entropy, entropy
+from gracecl.functional.augment import Pixels
+from gracecl.functional.losses import cross_entropy, entropy
 from gracecl.memory import Memories
-from gracecl.method import Method
+from gracecl.methods.base import Method
 from gracecl.methods.er import ER
 from gracecl.methods.grace import Grace, layer_accuracies
 from gracecl.methods.mose import MOSE
 from gracecl.nets.tapped import TappedNet
-from gracecl.record import Recorder
-from gracecl.spec import parse_method
+from gracecl.registry.spec import parse_method
+from gracecl.runs.record import Recorder
+from gracecl.runs.trainer import Trainer
 from gracecl.streams.split import split
-from gracecl.trainer import Trainer
 
 SHAPE = (3, 2, 2)
 PIXELS = Pixels((0.0,) * 3, (1 / 255,) * 3)

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from gracecl import augment
-from gracecl.augment import AUGMENTATIONS, Flip, Mirror
 from gracecl.core import Batch, Taps, total
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
+from gracecl.engine.evaluate import evaluate
 from gracecl.errors import UserError
-from gracecl.evaluate import evaluate
-from gracecl.losses import cross_entropy
+from gracecl.functional import augment
+from gracecl.functional.augment import AUGMENTATIONS, Flip, Mirror
+from gracecl.functional.losses import cross_entropy
 from gracecl.methods.gsa import GSA
-from gracecl.spec import parse_method
+from gracecl.registry.spec import parse_method
 from gracecl.testing import assert_same, feed, next_batch, prepared, toy_engine, toy_stream
 
 STEPS_PER_TASK = 6

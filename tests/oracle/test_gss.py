@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl.core import Incoming
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.memory.gss import draw_groups, draw_victims, replacement_chance, similarity, victim_weights
 from gracecl.methods.er import ER
 from gracecl.methods.gss import SCORE

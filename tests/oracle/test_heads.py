@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl import nets, optim, rng
-from gracecl.augment import Pixels
+from gracecl import nets, rng
 from gracecl.core import NO_TASK, Progress
 from gracecl.errors import UserError
-from gracecl.losses import cosine_distance
+from gracecl.functional import optim
+from gracecl.functional.augment import Pixels
+from gracecl.functional.losses import cosine_distance
 from gracecl.memory import Memory
-from gracecl.method import Addition, Sum
+from gracecl.methods.base import Addition, Sum
 from gracecl.methods.er import ER
 from gracecl.nets.flat import FlatParameters
 from gracecl.nets.heads import CosineHead, HeldRows

@@ -12,14 +12,14 @@ from torch.nn import functional as F
 
 from gracecl import rng
 from gracecl.core import MEMORY_SOURCE, NO_TASK, Progress
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
+from gracecl.engine.evaluate import seen_scores
 from gracecl.errors import UserError
-from gracecl.evaluate import seen_scores
-from gracecl.losses import binary_cross_entropy
+from gracecl.functional.losses import binary_cross_entropy
 from gracecl.memory import Memories
 from gracecl.memory.herding import herd
 from gracecl.methods.icarl import CANDIDATES, ICaRL
-from gracecl.spec import parse_method
+from gracecl.registry.spec import parse_method
 from gracecl.streams import Stream
 from gracecl.streams.split import split
 from gracecl.testing import METHOD_LAWS, TOY_SHAPE, feed, next_batch, prepared, toy_data, toy_engine, toy_stream

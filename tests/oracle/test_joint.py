@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from gracecl import nets, rng
-from gracecl.augment import Pixels
 from gracecl.core import MEMORY_SOURCE, NO_TASK, Batch, Taps
 from gracecl.data import Data, from_arrays
-from gracecl.engine import Engine, Outcome
-from gracecl.evaluate import evaluate
-from gracecl.losses import cross_entropy
+from gracecl.engine.engine import Engine, Outcome
+from gracecl.engine.evaluate import evaluate
+from gracecl.functional.augment import Pixels
+from gracecl.functional.losses import cross_entropy
 from gracecl.memory import Memories
-from gracecl.method import Method
+from gracecl.methods.base import Method
 from gracecl.methods.er import ER
 from gracecl.methods.joint import Joint
 from gracecl.methods.sgd import SGD
-from gracecl.spec import parse_method
+from gracecl.registry.spec import parse_method
 from gracecl.streams import Stream
 from gracecl.streams.split import split
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from gracecl.core import NO_TASK, Progress
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
-from gracecl.losses import cross_entropy
+from gracecl.functional.losses import cross_entropy
 from gracecl.methods.lode import LODE, decoupled
-from gracecl.record import Recorder
-from gracecl.spec import parse_method
+from gracecl.registry.spec import parse_method
+from gracecl.runs.record import Recorder
+from gracecl.runs.trainer import Trainer
 from gracecl.testing import TOY_NET, assert_same, feed, next_batch, toy_engine, toy_stream
-from gracecl.trainer import Trainer
 
 LAYERS, IMAGES, CLASSES = 3, 7, 8
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.losses import class_blocks, cross_entropy, distillation, entropy, frobenius_distance, supervised_contrast
+from gracecl.functional.losses import class_blocks, cross_entropy, distillation, entropy, frobenius_distance, supervised_contrast
 
 LAYERS, IMAGES, CLASSES = 3, 8, 6
 MASK = torch.tensor([True, False, True, True, False, True])

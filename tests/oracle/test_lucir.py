@@ -11,10 +11,10 @@ from torch import Tensor
 from unequal_tasks import DATA, DECAYING, FIRST, SECOND, assembled, images, second_task, teach
 
 from gracecl.core import Taps, total
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
+from gracecl.engine.evaluate import seen_scores
 from gracecl.errors import UserError
-from gracecl.evaluate import seen_scores
-from gracecl.losses import margin_ranking
+from gracecl.functional.losses import margin_ranking
 from gracecl.methods.lucir import LUCIR
 from gracecl.nets.teacher import frozen_copy
 from gracecl.streams.split import split

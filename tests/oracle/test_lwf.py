@@ -12,10 +12,10 @@ from torch import Tensor
 
 from gracecl.core import NO_TASK, Taps
 from gracecl.errors import UserError
-from gracecl.losses import distillation
+from gracecl.functional.losses import distillation
 from gracecl.nets.teacher import Teacher, frozen_copy
-from gracecl.recipe import Recipe
-from gracecl.spec import parse_method
+from gracecl.registry.spec import parse_method
+from gracecl.runs.recipe import Recipe
 from gracecl.testing import assert_same, feed, next_batch, prepared, toy_engine, toy_stream
 
 FIRST_TASK = 6

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gracecl import metrics
+from gracecl.functional import metrics
 
 # After task 1: 80.  After task 2: 70, 90.  After task 3: 60, 95, 40.  Task 2 improved at the end.
 MATRIX = np.array([[80.0, np.nan, np.nan], [70.0, 90.0, np.nan], [60.0, 95.0, 40.0]])
@@ -162,5 +162,5 @@ def test_paired_edge_cases() -> None:
 
 
 def test_metrics_need_neither_torch_nor_scipy_to_import() -> None:
-    code = "import sys, gracecl.metrics; print([m for m in ('torch', 'scipy', 'matplotlib') if m in sys.modules])"
+    code = "import sys, gracecl.functional.metrics; print([m for m in ('torch', 'scipy', 'matplotlib') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl.core import Incoming
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.methods.mir import BEST_LOSS
 from gracecl.streams import Stream
 from gracecl.testing import METHOD_LAWS, assert_same, engine_untouched, feed, next_batch, prepared, toy_engine, toy_stream

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gracecl.core import Batch, Taps
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.testing import feed, next_batch, toy_engine, toy_stream
 

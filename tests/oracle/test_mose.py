@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl import nets, rng
-from gracecl.augment import AUGMENTATIONS, Pixels, apply, draws
 from gracecl.core import MEMORY_SOURCE, Batch, Block, Incoming, Progress, Taps
 from gracecl.data import Data, from_arrays
-from gracecl.engine import Engine, Outcome
+from gracecl.engine.engine import Engine, Outcome
 from gracecl.errors import UserError
+from gracecl.functional.augment import AUGMENTATIONS, Pixels, apply, draws
 from gracecl.memory import Memories
-from gracecl.method import Method
+from gracecl.methods.base import Method
 from gracecl.methods.mose import MOSE
 from gracecl.streams.split import split
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gracecl.core import Batch, Incoming
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.testing import feed, toy_engine, toy_stream
 

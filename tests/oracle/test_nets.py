@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gracecl import nets, rng
-from gracecl.augment import Pixels
 from gracecl.errors import UserError
+from gracecl.functional.augment import Pixels
 from gracecl.memory import Memories
 from gracecl.methods.er import ER
 from gracecl.methods.grace import Grace
@@ -20,6 +20,7 @@ from gracecl.methods.mose import MOSE
 from gracecl.nets.class_means import class_means
 from gracecl.nets.resnet import Conv3x3, Gate, ResNet18, enlarge, separable_down
 from gracecl.nets.tapped import StackedLinear, TappedNet
+from gracecl.runs.recipe import taps_for
 
 
 def build(expression: str, shape: tuple[int, int, int] = (3, 8, 8), classes: int = 5, taps: int | None = None) -> TappedNet:
@@ -264,10 +265,10 @@ def test_mlp_is_its_layers() -> None:
 
 
 def test_auto_taps() -> None:
-    assert nets.taps_for(ER(), None) == 1
-    assert nets.taps_for(MOSE(), None) is None
-    assert nets.taps_for(Grace("er()"), None) is None
-    assert nets.taps_for(ER(), 3) == nets.taps_for(MOSE(), 3) == 3
+    assert taps_for(ER(), None) == 1
+    assert taps_for(MOSE(), None) is None
+    assert taps_for(Grace("er()"), None) is None
+    assert taps_for(ER(), 3) == taps_for(MOSE(), 3) == 3
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,17 @@ import torch
 from torch import Tensor
 from turned_loops import contrast, engine_of, mean_cross_entropy, projections_kept, run, stream, turned
 
-from gracecl import augment, rng
-from gracecl.augment import ROTATIONS
+from gracecl import rng
 from gracecl.core import NO_TASK, Incoming, Taps
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
-from gracecl.losses import info_nce, info_nce_of_pairs, info_nce_terms
+from gracecl.functional import augment
+from gracecl.functional.augment import ROTATIONS
+from gracecl.functional.losses import info_nce, info_nce_of_pairs, info_nce_terms
 from gracecl.methods.ocm import OCM
 from gracecl.nets import TappedNet
 from gracecl.nets.tapped import BatchNorm
-from gracecl.recipe import Recipe
+from gracecl.runs.recipe import Recipe
 from gracecl.testing import feed, next_batch, resumes_exactly, toy_data
 
 SMALL = "ocm(n_recall=3, scale=0.5)"

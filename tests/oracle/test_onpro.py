@@ -12,10 +12,11 @@ from scipy import stats
 from torch import Tensor
 from turned_loops import contrast, engine_of, mean_cross_entropy, run, stream, turned, unit
 
-from gracecl import augment, rng
+from gracecl import rng
 from gracecl.core import NO_TASK, Batch, Incoming, Progress, Rows, Taps
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
+from gracecl.functional import augment
 from gracecl.memory import Memories
 from gracecl.methods.ocm import OCM
 from gracecl.methods.onpro import Mixes, OnPro, mixed_labels, one_of_each, pair_counts, pair_probabilities

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl.core import Progress
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
+from gracecl.engine.evaluate import seen_scores
 from gracecl.errors import UserError
-from gracecl.evaluate import seen_scores
-from gracecl.losses import contrast, cross_entropy, proxy_contrast, unit
+from gracecl.functional.losses import contrast, cross_entropy, proxy_contrast, unit
 from gracecl.methods.pcr import PCR
 from gracecl.nets.heads import CosineHead
 from gracecl.nets.tapped import StackedLinear

@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from gracecl.augment import Pixels
-from gracecl.rand_augment import OPERATIONS, RandAugment
+from gracecl.functional.augment import Pixels
+from gracecl.functional.rand_augment import OPERATIONS, RandAugment
 
 PIXELS = Pixels((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
 NAMES = [operation.__name__ for operation, *_ in OPERATIONS]

@@ -9,8 +9,8 @@ from double_features import engine_of, features, learned, scores, seen_images
 from sklearn.linear_model import Ridge
 
 from gracecl import Learner
+from gracecl.engine.evaluate import evaluate
 from gracecl.errors import UserError
-from gracecl.evaluate import evaluate
 from gracecl.testing import TOY_SHAPE, assert_same, feed, toy_data, toy_engine, toy_stream
 
 SMALL = "ranpac(projections=50{})"

@@ -9,10 +9,10 @@ from torch.nn import functional as F
 
 from gracecl.core import Batch, Incoming, Rows
 from gracecl.errors import UserError
+from gracecl.functional.rand_augment import RandAugment
 from gracecl.memory import Memories
 from gracecl.methods.rar import RAR
-from gracecl.rand_augment import RandAugment
-from gracecl.spec import parse_method
+from gracecl.registry.spec import parse_method
 from gracecl.testing import assert_same, feed, toy_engine, toy_stream
 
 SGD = "sgd(lr=0.05)"

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl.core import NO_TASK, Progress, Taps
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
-from gracecl.losses import cross_entropy
+from gracecl.functional.losses import cross_entropy
 from gracecl.methods.cpr import CPR
 from gracecl.methods.quadratic import QuadraticPenalty
 from gracecl.nets.flat import FlatParameters
-from gracecl.spec import parse_method
+from gracecl.registry.spec import parse_method
 from gracecl.testing import TOY_SHAPE, assert_same, feed, toy_engine, toy_stream
 
 PENALTIES = ["ewc", "ewc_on", "ewc_pp", "si", "mas"]

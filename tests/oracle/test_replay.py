@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from gracecl.core import Incoming, Rows
+from gracecl.engine.evaluate import evaluate
 from gracecl.errors import UserError
-from gracecl.evaluate import evaluate
 from gracecl.memory import Memories
-from gracecl.spec import parse_method
+from gracecl.registry.spec import parse_method
 from gracecl.testing import feed, toy_engine, toy_stream
 
 REPLAYING = ["er", "mir", "gss", "aser", "er_ace", "er_aml", "pcr", "scr"]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl import augment
-from gracecl.augment import ROTATIONS, Blend, Mirror, Pixels
-from gracecl.losses import (
+from gracecl.functional import augment
+from gracecl.functional.augment import ROTATIONS, Blend, Mirror, Pixels
+from gracecl.functional.losses import (
     cross_entropy,
     info_nce,
     info_nce_of_pairs,

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from gracecl import rng
 from gracecl.core import Batch, Block, Progress, Taps
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
+from gracecl.engine.evaluate import evaluate, seen_scores
 from gracecl.errors import UserError
-from gracecl.evaluate import evaluate, seen_scores
 from gracecl.memory import Memories
 from gracecl.methods import scr
 from gracecl.methods.scr import SCR

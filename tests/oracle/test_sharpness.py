@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from gracecl.run import RunConfig, Work
+from gracecl.runs.run import RunConfig, Work
 from gracecl.testing import feed, toy_engine, toy_stream
 from gracecl.theory.sharpness import mean_cross_entropy, of_run, sharpness
 

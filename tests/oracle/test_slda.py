@@ -10,8 +10,8 @@ from sklearn.covariance import empirical_covariance
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from gracecl import Learner
+from gracecl.engine.evaluate import evaluate
 from gracecl.errors import UserError
-from gracecl.evaluate import evaluate
 from gracecl.testing import TOY_SHAPE, assert_same, feed, toy_data, toy_engine, toy_stream
 
 

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from gracecl import nets, rng, spec
-from gracecl.augment import Pixels
+from gracecl import nets, rng
 from gracecl.core import Batch, LossTable, Taps
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
+from gracecl.functional.augment import Pixels
 from gracecl.memory import Memories
-from gracecl.method import Method, Sum, Wrapper, parts
+from gracecl.methods.base import Method, Sum, Wrapper, parts
 from gracecl.methods.er import ER
 from gracecl.methods.grace import Grace
 from gracecl.methods.mose import MOSE
-from gracecl.registry import Registry, methods, nearest, normal
-from gracecl.spec import Call, parse_call, parse_method, with_option
+from gracecl.registry import Registry, methods, nearest, normal, spec
+from gracecl.registry.spec import Call, parse_call, parse_method, with_option
 
 
 @dataclass(eq=False, repr=False)

@@ -11,15 +11,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl import nets, rng
-from gracecl.augment import Pixels
 from gracecl.core import Batch, Block, Incoming, Progress, Taps
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
-from gracecl.losses import distillation
+from gracecl.functional.augment import Pixels
+from gracecl.functional.losses import distillation
 from gracecl.memory import Memories
 from gracecl.methods.ssil import SSIL
 from gracecl.nets.teacher import frozen_copy
-from gracecl.spec import parse_method
+from gracecl.registry.spec import parse_method
 from gracecl.streams import Stream
 from gracecl.streams.split import split
 from gracecl.testing import assert_same, feed, next_batch, toy_data, toy_engine

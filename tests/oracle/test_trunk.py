@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gracecl import nets, optim, rng
-from gracecl.augment import Pixels
-from gracecl.engine import Engine
+from gracecl import nets, rng
+from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
+from gracecl.functional import optim
+from gracecl.functional.augment import Pixels
 from gracecl.memory import Memories
 from gracecl.methods.er import ER
 from gracecl.nets.tapped import Backbone, TappedNet

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from gracecl import nets, rng
-from gracecl.augment import Pixels
 from gracecl.errors import UserError
+from gracecl.functional.augment import Pixels
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.vit import ViT, resized_positions, vit
 from gracecl.testing import METHOD_LAWS

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gracecl.core import Batch, Incoming, Taps
-from gracecl.engine import Engine, Outcome
+from gracecl.engine.engine import Engine, Outcome
 from gracecl.testing import toy_data, toy_engine
 
 DATA = toy_data(6, 60)

@@ -21,12 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from gracecl import optim, rng, streams
-from gracecl.augment import Pixels
+from gracecl import rng, streams
 from gracecl.bench.hand import two_layers
 from gracecl.bench.measure import Row, in_turns, row, timed
 from gracecl.errors import UserError
-from gracecl.recipe import Recipe
+from gracecl.functional import optim
+from gracecl.functional.augment import Pixels
+from gracecl.runs.recipe import Recipe
 from gracecl.streams import Stream, cut_into_batches
 from gracecl.streams.iid import endless, without_tasks
 

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from gracecl.bench.measure import Row, compare, row
 from gracecl.bench.scene import CIFAR, Scene
 from gracecl.bench.workers import Setting, seconds_in_turns, workers
-from gracecl.jobs import cores
 from gracecl.nets import TappedNet
 from gracecl.nets.resnet import enlarge
+from gracecl.runs.jobs import cores
 
 ALL = cores()
 """threads of a run that has the machine to itself"""

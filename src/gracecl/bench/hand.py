@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gracecl.augment import Pixels
 from gracecl.bench.scene import STREAM_BATCH
+from gracecl.functional.augment import Pixels
 from gracecl.nets import TappedNet
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from gracecl import __version__
-from gracecl.jobs import cores
-from gracecl.run import commit
+from gracecl.runs.jobs import cores
+from gracecl.runs.run import commit
 
 
 def machine() -> dict[str, Any]:

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from gracecl import spec
 from gracecl.bench.measure import Row, compare
 from gracecl.bench.scene import CIFAR, STREAM_BATCH, TASKS
-from gracecl.engine import Engine, Outcome
+from gracecl.engine.engine import Engine, Outcome
 from gracecl.nets import TappedNet
-from gracecl.recipe import Recipe
+from gracecl.registry import spec
+from gracecl.runs.recipe import Recipe
 
 AIM = 1.3
 CLASSES = 100

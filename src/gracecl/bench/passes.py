@@ -9,7 +9,7 @@ import torch
 
 from gracecl.bench.measure import Row, compare
 from gracecl.bench.scene import CIFAR, Scene, plain_forward
-from gracecl.evaluate import evaluate
+from gracecl.engine.evaluate import evaluate
 from gracecl.nets.class_means import class_means
 
 BATCH = 256

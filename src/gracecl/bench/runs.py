@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from gracecl import checkpoint, streams
+from gracecl import streams
 from gracecl.bench.measure import Row, added_row, row, timed
 from gracecl.bench.scene import Scene
 from gracecl.bench.workers import Setting, seconds_in_turns, workers
-from gracecl.record import Recorder
-from gracecl.trainer import Trainer
-from gracecl.watch import Reporter
+from gracecl.runs import checkpoint
+from gracecl.runs.record import Recorder
+from gracecl.runs.trainer import Trainer
+from gracecl.runs.watch import Reporter
 
 STEPS_PER_CHECKPOINT = 500
 

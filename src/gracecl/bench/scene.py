@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gracecl.core import Ints
-from gracecl.engine import Engine, Outcome
-from gracecl.recipe import Recipe
+from gracecl.engine.engine import Engine, Outcome
+from gracecl.runs.recipe import Recipe
 
 CIFAR = (3, 32, 32)
 STREAM_BATCH = 10

@@ -21,11 +21,11 @@ from sklearn.linear_model import LinearRegression
 from torch import Tensor, nn
 
 from gracecl import nets, rng
-from gracecl.augment import Pixels
 from gracecl.bench.measure import Row, compare, timed
 from gracecl.bench.scene import Scene
+from gracecl.functional.augment import Pixels
 from gracecl.nets.tapped import BatchNorm
-from gracecl.run import with_threads
+from gracecl.runs.run import with_threads
 
 LANES = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
 """floats in a vector of this CPU, hence channels in a block of its convolutions"""

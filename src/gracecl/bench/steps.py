@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from gracecl import augment, rng
+from gracecl import rng
 from gracecl.bench.hand import ReplayLoop, bare_step, two_layers
 from gracecl.bench.measure import Row, added_row, compare, in_turns, timed
 from gracecl.bench.scene import CIFAR, Scene
 from gracecl.bench.step_model import CLASSES, load
 from gracecl.core import Incoming, Taps
+from gracecl.functional import augment
 
 DIGIT = (1, 8, 8)
 MOSE_IMAGES = 384

@@ -96,7 +96,7 @@ def serve() -> None:
     """What a worker does all its life."""
     setting = Setting(**json.loads(sys.stdin.readline()))
     if setting.launcher:
-        from gracecl import launch
+        from gracecl.runs import launch
 
         launch.prepare()
     import torch

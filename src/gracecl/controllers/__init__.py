@@ -29,10 +29,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl import spec
 from gracecl.errors import UserError
-from gracecl.losses import entropy, full_precision
-from gracecl.registry import controllers
+from gracecl.functional.losses import entropy, full_precision
+from gracecl.registry import controllers, spec
 
 __all__ = ["Controller", "Signals", "build", "relative", "spread"]
 

@@ -15,8 +15,8 @@ from typing import Literal
 from torch import Tensor
 
 from gracecl.controllers import Controller, Signals
+from gracecl.controllers.posterior import Strength
 from gracecl.registry import controllers
-from gracecl.theory.bayes import Strength
 
 
 @controllers.register("bayes")

@@ -21,7 +21,7 @@ from gracecl.data.places import cache_folder, data_root
 from gracecl.data.source import Source
 from gracecl.errors import UserError
 from gracecl.registry import datasets
-from gracecl.spec import parse_numbers
+from gracecl.registry.spec import parse_numbers
 
 log = logging.getLogger(__name__)
 

@@ -29,11 +29,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from gracecl import spec
 from gracecl.errors import UserError
-from gracecl.method import Method, Wrapper
-from gracecl.registry import methods, nearest, normal
-from gracecl.spec import Call
+from gracecl.methods.base import Method, Wrapper
+from gracecl.registry import methods, nearest, normal, spec
+from gracecl.registry.spec import Call
 from gracecl.streams import ALIASES
 
 if sys.version_info >= (3, 11):

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from gracecl.controllers import Controller
+from gracecl.controllers.feedback import Feedback
 from gracecl.errors import UserError
-from gracecl.feedback import Feedback
 from gracecl.integrations.exits import LastExit, Past, find_exit
 from gracecl.nets.module import optional_package
 

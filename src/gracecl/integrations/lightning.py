@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from gracecl.controllers import Controller
+from gracecl.controllers.feedback import Feedback
 from gracecl.errors import UserError
-from gracecl.feedback import Feedback
+from gracecl.functional.losses import cross_entropy
 from gracecl.integrations.exits import LastExit, Past, find_exit
-from gracecl.losses import cross_entropy
 from gracecl.nets.module import optional_package
 
 if TYPE_CHECKING:

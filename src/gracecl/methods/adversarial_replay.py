@@ -37,12 +37,12 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from gracecl.augment import View
 from gracecl.core import Batch, Incoming, LossTable, Rows, Taps
 from gracecl.errors import UserError
-from gracecl.losses import cross_entropy, mixed_cross_entropy
+from gracecl.functional.augment import View
+from gracecl.functional.losses import cross_entropy, mixed_cross_entropy
 from gracecl.memory import Memories
-from gracecl.method import Method
+from gracecl.methods.base import Method
 from gracecl.nets.scoring import Weights, gradient, rate_ahead, scoring, step_ahead
 from gracecl.registry import methods
 

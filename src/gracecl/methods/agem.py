@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from gracecl.core import Batch, Incoming, LossTable, Rows, Taps
-from gracecl.losses import cross_entropy
+from gracecl.functional.losses import cross_entropy
 from gracecl.memory import Memories
-from gracecl.method import Boundaries, Method
+from gracecl.methods.base import Boundaries, Method
 from gracecl.nets.flat import FlatParameters
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods

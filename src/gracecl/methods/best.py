@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gracecl.method import Method
+from gracecl.methods.base import Method
 from gracecl.methods.mkd import MKD
 from gracecl.registry import methods
 

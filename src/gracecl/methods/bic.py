@@ -35,10 +35,10 @@ from torch import Tensor
 
 from gracecl.core import Batch, Incoming, Ints, LossTable, Progress, Rows, Taps
 from gracecl.errors import UserError
-from gracecl.losses import classes_among, cross_entropy, distillation
+from gracecl.functional.losses import classes_among, cross_entropy, distillation
 from gracecl.memory import Memories
 from gracecl.memory.held_out import HeldOut
-from gracecl.method import Boundaries
+from gracecl.methods.base import Boundaries
 from gracecl.methods.replay import Replay
 from gracecl.nets.correction import Correction, fit_correction
 from gracecl.nets.tapped import TappedNet

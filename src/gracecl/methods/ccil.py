@@ -36,9 +36,9 @@ from torch import Tensor
 
 from gracecl.core import Batch, Incoming, LossTable, Progress, Rows, Taps
 from gracecl.errors import UserError
-from gracecl.losses import cross_entropy, distillation
+from gracecl.functional.losses import cross_entropy, distillation
 from gracecl.memory import Memories
-from gracecl.method import Boundaries
+from gracecl.methods.base import Boundaries
 from gracecl.methods.replay import Replay
 from gracecl.nets.heads import CosineHead, HeldRows
 from gracecl.nets.tapped import TappedNet

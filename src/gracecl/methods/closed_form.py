@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gracecl.core import Incoming, Rows
 from gracecl.memory import Memories
-from gracecl.method import Method
+from gracecl.methods.base import Method
 
 
 @dataclass(eq=False, repr=False)

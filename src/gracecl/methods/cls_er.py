@@ -33,7 +33,7 @@ from torch import Tensor
 
 from gracecl.core import Batch, Incoming, LossTable, Rows, Taps
 from gracecl.errors import UserError
-from gracecl.losses import cross_entropy, cross_entropy_of_each, logit_distance
+from gracecl.functional.losses import cross_entropy, cross_entropy_of_each, logit_distance
 from gracecl.memory import Memories
 from gracecl.methods.replay import Replay
 from gracecl.nets.tapped import TappedNet

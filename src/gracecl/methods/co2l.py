@@ -36,12 +36,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.augment import View
 from gracecl.core import NO_TASK, Batch, Incoming, LossTable, Progress, Rows, Taps
 from gracecl.errors import UserError
-from gracecl.losses import asymmetric_contrast, cross_entropy, full_precision, relation_distillation
+from gracecl.functional.augment import View
+from gracecl.functional.losses import asymmetric_contrast, cross_entropy, full_precision, relation_distillation
 from gracecl.memory import Memories
-from gracecl.method import Boundaries
+from gracecl.methods.base import Boundaries
 from gracecl.methods.replay import Replay
 from gracecl.nets.probe import LinearProbe
 from gracecl.nets.tapped import StackedLinear, TappedNet

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gracecl.core import Batch, LossTable, Taps
-from gracecl.losses import entropy
-from gracecl.method import Addition
+from gracecl.functional.losses import entropy
+from gracecl.methods.base import Addition
 from gracecl.registry import methods
 
 

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from gracecl.core import MEMORY_SOURCE, Batch, Incoming, LossTable, Rows, Taps
-from gracecl.losses import cross_entropy, full_precision, logit_distance
+from gracecl.functional.losses import cross_entropy, full_precision, logit_distance
 from gracecl.memory import Memories
-from gracecl.method import Method
+from gracecl.methods.base import Method
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 

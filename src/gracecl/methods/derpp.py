@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gracecl.core import Batch, LossTable, Taps
-from gracecl.losses import cross_entropy
+from gracecl.functional.losses import cross_entropy
 from gracecl.methods.der import DER
 from gracecl.registry import methods
 

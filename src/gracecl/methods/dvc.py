@@ -38,10 +38,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.augment import View
 from gracecl.core import Batch, Incoming, Ints, LossTable, Rows, Taps
 from gracecl.errors import UserError
-from gracecl.losses import cross_entropy, full_precision
+from gracecl.functional.augment import View
+from gracecl.functional.losses import cross_entropy, full_precision
 from gracecl.memory import Memories
 from gracecl.methods.replay import Replay
 from gracecl.nets.scoring import gradient_of, outputs, rate_ahead, step_ahead

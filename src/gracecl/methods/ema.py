@@ -24,7 +24,7 @@ import numpy as np
 from gracecl.core import NO_TASK, Batch, Incoming, Progress, Rows, Taps
 from gracecl.errors import UserError
 from gracecl.memory import Memories
-from gracecl.method import Boundaries, Method, Wrapper
+from gracecl.methods.base import Boundaries, Method, Wrapper
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.teacher import Average
 from gracecl.registry import methods

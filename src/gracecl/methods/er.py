@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from gracecl.core import Batch, Incoming, Ints, LossTable, Rows, Taps
-from gracecl.losses import cross_entropy
+from gracecl.functional.losses import cross_entropy
 from gracecl.memory import Memories
 from gracecl.methods.replay import Replay
 from gracecl.registry import methods

@@ -24,7 +24,7 @@ import numpy as np
 from torch import Tensor
 
 from gracecl.core import Batch, Incoming, LossTable, Rows, Taps
-from gracecl.losses import classes_among, cross_entropy
+from gracecl.functional.losses import classes_among, cross_entropy
 from gracecl.memory import Memories
 from gracecl.methods.replay import Replay
 from gracecl.nets.heads import CosineHead

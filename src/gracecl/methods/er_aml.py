@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.augment import View
 from gracecl.core import Batch, Incoming, Ints, LossTable, Rows, Taps
 from gracecl.errors import UserError
-from gracecl.losses import contrast, cross_entropy, unit
+from gracecl.functional.augment import View
+from gracecl.functional.losses import contrast, cross_entropy, unit
 from gracecl.memory import Memories, Memory
 from gracecl.methods.replay import Replay
 from gracecl.nets.heads import CosineHead

@@ -33,14 +33,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl import optim
 from gracecl.core import Batch, Incoming, LossTable, Progress, Rows, Taps
+from gracecl.engine.fit import Fit
 from gracecl.errors import UserError
-from gracecl.fit import Fit
-from gracecl.losses import cross_entropy, mixed_cross_entropy
+from gracecl.functional import optim
+from gracecl.functional.losses import cross_entropy, mixed_cross_entropy
 from gracecl.memory import Memories
 from gracecl.memory.class_balanced import add_balanced
-from gracecl.method import Method
+from gracecl.methods.base import Method
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 

@@ -28,17 +28,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl import controllers, registry, spec
+from gracecl import controllers, registry
 from gracecl.controllers import Controller, Signals
+from gracecl.controllers.feedback import Feedback
 from gracecl.controllers.paper import EntropyMode
 from gracecl.core import NO_TASK, Batch, Incoming, Ints, LossTable, Progress, Taps, is_loss
 from gracecl.errors import UserError
-from gracecl.feedback import Feedback
 from gracecl.memory import Memories
-from gracecl.method import Boundaries, Method, Wrapper
+from gracecl.methods.base import Boundaries, Method, Wrapper
 from gracecl.nets.class_means import class_means, nearest_mean
 from gracecl.nets.tapped import TappedNet
-from gracecl.registry import methods
+from gracecl.registry import methods, spec
 
 HELDOUT_SHARE = 0.1
 RATIO_EVERY = 100

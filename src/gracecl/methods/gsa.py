@@ -40,12 +40,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.augment import Mirror, View
 from gracecl.core import Batch, Incoming, LossTable, Progress, Rows, Taps
 from gracecl.errors import UserError
-from gracecl.losses import cross_entropy, cross_entropy_of_each, full_precision
+from gracecl.functional.augment import Mirror, View
+from gracecl.functional.losses import cross_entropy, cross_entropy_of_each, full_precision
 from gracecl.memory import Memories
-from gracecl.method import Boundaries, Method
+from gracecl.methods.base import Boundaries, Method
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 

@@ -39,10 +39,10 @@ from torch.nn import functional as F
 
 from gracecl.core import NO_TASK, Batch, Incoming, Ints, LossTable, Progress, Rows, Taps
 from gracecl.errors import UserError
-from gracecl.losses import binary_cross_entropy, full_precision
+from gracecl.functional.losses import binary_cross_entropy, full_precision
 from gracecl.memory import Memories
 from gracecl.memory.herding import herd
-from gracecl.method import Boundaries
+from gracecl.methods.base import Boundaries
 from gracecl.methods.replay import Replay
 from gracecl.nets.scoring import features_of
 from gracecl.nets.tapped import TappedNet

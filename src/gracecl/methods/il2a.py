@@ -41,12 +41,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.augment import central_shares, mix, pair_number, unlike_pairs
 from gracecl.core import Batch, Incoming, Ints, LossTable, Progress, Rows, Taps
 from gracecl.errors import UserError
-from gracecl.losses import cross_entropy, cross_entropy_of_each, frobenius_distance, full_precision
+from gracecl.functional.augment import central_shares, mix, pair_number, unlike_pairs
+from gracecl.functional.losses import cross_entropy, cross_entropy_of_each, frobenius_distance, full_precision
 from gracecl.memory import Memories
-from gracecl.method import Boundaries
+from gracecl.methods.base import Boundaries
 from gracecl.methods.replay import Replay
 from gracecl.nets.tapped import StackedLinear, TappedNet
 from gracecl.nets.teacher import Teacher

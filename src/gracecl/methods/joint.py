@@ -19,9 +19,9 @@ import numpy as np
 from torch import Tensor
 
 from gracecl.core import Batch, Incoming, LossTable, Taps
-from gracecl.losses import cross_entropy
+from gracecl.functional.losses import cross_entropy
 from gracecl.memory import Memories
-from gracecl.method import Method
+from gracecl.methods.base import Method
 from gracecl.registry import methods
 from gracecl.streams import Stream
 from gracecl.streams.iid import offline, shuffled

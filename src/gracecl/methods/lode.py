@@ -27,9 +27,9 @@ from torch import Tensor
 
 from gracecl.core import Batch, LossTable, Progress, Taps
 from gracecl.errors import UserError
-from gracecl.losses import cross_entropy, full_precision
+from gracecl.functional.losses import cross_entropy, full_precision
 from gracecl.memory import Memories
-from gracecl.method import Boundaries, Method, Wrapper, parts
+from gracecl.methods.base import Boundaries, Method, Wrapper, parts
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 

@@ -34,9 +34,9 @@ from torch import Tensor
 
 from gracecl.core import Batch, Incoming, LossTable, Progress, Rows, Taps
 from gracecl.errors import UserError
-from gracecl.losses import cosine_distance, cross_entropy, margin_ranking
+from gracecl.functional.losses import cosine_distance, cross_entropy, margin_ranking
 from gracecl.memory import Memories
-from gracecl.method import Boundaries
+from gracecl.methods.base import Boundaries
 from gracecl.methods.replay import Replay
 from gracecl.nets.class_means import class_means
 from gracecl.nets.heads import CosineHead, HeldRows

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from gracecl.core import NO_TASK, Batch, Incoming, LossTable, Progress, Taps
 from gracecl.errors import UserError
-from gracecl.losses import distillation
+from gracecl.functional.losses import distillation
 from gracecl.memory import Memories
-from gracecl.method import Addition, Boundaries
+from gracecl.methods.base import Addition, Boundaries
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.teacher import Teacher
 from gracecl.registry import methods

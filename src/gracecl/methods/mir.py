@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from gracecl.core import Batch, Incoming, Ints, Taps
-from gracecl.losses import cross_entropy_of_each
+from gracecl.functional.losses import cross_entropy_of_each
 from gracecl.memory import Memories
 from gracecl.methods.er import ER
 from gracecl.nets.scoring import Normalisation, gradient, loss_of_each, rate_ahead, step_ahead

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from gracecl.core import Batch, Incoming, LossTable, Rows, Taps
 from gracecl.errors import UserError
-from gracecl.losses import distillation
+from gracecl.functional.losses import distillation
 from gracecl.memory import Memories
-from gracecl.method import Method, Wrapper
+from gracecl.methods.base import Method, Wrapper
 from gracecl.nets.tapped import BATCH_NORMS, TappedNet
 from gracecl.nets.teacher import frozen_copy
 from gracecl.registry import methods

@@ -33,12 +33,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gracecl.augment import Mirror, View
 from gracecl.core import NO_TASK, Batch, Incoming, Ints, LossTable, Progress, Rows, Taps
 from gracecl.errors import UserError
-from gracecl.losses import classes_among, cross_entropy, frobenius_distance, full_precision, supervised_contrast
+from gracecl.functional.augment import Mirror, View
+from gracecl.functional.losses import classes_among, cross_entropy, frobenius_distance, full_precision, supervised_contrast
 from gracecl.memory import Memories, Memory
-from gracecl.method import Boundaries, Method
+from gracecl.methods.base import Boundaries, Method
 from gracecl.nets.class_means import class_means, nearest_mean
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods

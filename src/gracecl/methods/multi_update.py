@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.augment import View
 from gracecl.core import Batch, Incoming, Rows, Taps
 from gracecl.errors import UserError
+from gracecl.functional.augment import View
 from gracecl.memory import Memories
-from gracecl.method import Method, Wrapper
+from gracecl.methods.base import Method, Wrapper
 from gracecl.registry import methods
 
 

@@ -34,13 +34,13 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from gracecl import augment
-from gracecl.augment import View
 from gracecl.core import NO_TASK, Batch, Incoming, LossTable, Progress, Rows, Taps
 from gracecl.errors import UserError
-from gracecl.losses import INFO_NCE_EPSILON, cross_entropy, info_nce, info_nce_terms, logit_distance, products, unit
+from gracecl.functional import augment
+from gracecl.functional.augment import View
+from gracecl.functional.losses import INFO_NCE_EPSILON, cross_entropy, info_nce, info_nce_terms, logit_distance, products, unit
 from gracecl.memory import Memories
-from gracecl.method import Boundaries
+from gracecl.methods.base import Boundaries
 from gracecl.methods.rotation_contrast import RotationContrast, pseudo_labels, raw_turned
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.teacher import Teacher

@@ -40,12 +40,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gracecl import optim
 from gracecl.core import Batch, Incoming, LossTable, Rows, Taps
 from gracecl.errors import UserError
-from gracecl.losses import cross_entropy_of_each, full_precision
+from gracecl.functional import optim
+from gracecl.functional.losses import cross_entropy_of_each, full_precision
 from gracecl.memory import Memories
-from gracecl.method import Method
+from gracecl.methods.base import Method
 from gracecl.nets.flat import FlatParameters
 from gracecl.nets.scoring import gradients_of_each
 from gracecl.nets.tapped import TappedNet

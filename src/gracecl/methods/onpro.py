@@ -40,10 +40,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.augment import Blend, Floats, View
 from gracecl.core import Batch, Incoming, Ints, LossTable, Rows, Taps
 from gracecl.errors import UserError
-from gracecl.losses import (
+from gracecl.functional.augment import Blend, Floats, View
+from gracecl.functional.losses import (
     INFO_NCE_EPSILON,
     classes_among,
     cross_entropy,
@@ -53,7 +53,7 @@ from gracecl.losses import (
     unit,
 )
 from gracecl.memory import Memories, Memory
-from gracecl.method import Boundaries
+from gracecl.methods.base import Boundaries
 from gracecl.methods.rotation_contrast import RotationContrast
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gracecl.augment import View
 from gracecl.core import Batch, Incoming, LossTable, Rows, Taps
 from gracecl.errors import UserError
-from gracecl.losses import proxy_contrast
+from gracecl.functional.augment import View
+from gracecl.functional.losses import proxy_contrast
 from gracecl.memory import Memories
 from gracecl.methods.replay import Replay
 from gracecl.nets.heads import CosineHead

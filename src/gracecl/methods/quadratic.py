@@ -20,7 +20,7 @@ from torch import Tensor
 from gracecl.core import NO_TASK, Batch, Incoming, LossTable, Progress, Taps
 from gracecl.errors import UserError
 from gracecl.memory import Memories
-from gracecl.method import Addition, Boundaries
+from gracecl.methods.base import Addition, Boundaries
 from gracecl.nets.flat import FlatParameters
 from gracecl.nets.scoring import gradients_of_each, trainable
 from gracecl.nets.tapped import TappedNet

@@ -23,11 +23,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gracecl.augment import View
 from gracecl.core import Batch, LossTable, Taps
 from gracecl.errors import UserError
-from gracecl.method import Method, Wrapper
-from gracecl.rand_augment import RandAugment
+from gracecl.functional.augment import View
+from gracecl.functional.rand_augment import RandAugment
+from gracecl.methods.base import Method, Wrapper
 from gracecl.registry import methods
 
 

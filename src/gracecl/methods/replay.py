@@ -10,9 +10,9 @@ from torch import Tensor
 
 from gracecl.core import Incoming, Ints, Progress, Taps
 from gracecl.errors import UserError
-from gracecl.losses import classes_among
+from gracecl.functional.losses import classes_among
 from gracecl.memory import Memories
-from gracecl.method import Method
+from gracecl.methods.base import Method
 from gracecl.nets.class_means import class_means, nearest_mean
 from gracecl.nets.tapped import TappedNet
 

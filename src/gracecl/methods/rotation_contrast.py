@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gracecl.augment import ROTATIONS, View
 from gracecl.core import Batch, Block, LossTable, Taps
 from gracecl.errors import UserError
-from gracecl.losses import info_nce, info_nce_of_pairs, info_nce_terms, split_similarity
+from gracecl.functional.augment import ROTATIONS, View
+from gracecl.functional.losses import info_nce, info_nce_of_pairs, info_nce_terms, split_similarity
 from gracecl.memory import Memories
 from gracecl.methods.replay import Replay
 from gracecl.nets.tapped import StackedLinear, TappedNet

@@ -29,12 +29,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.augment import View
 from gracecl.core import Batch, Incoming, Ints, LossTable, Progress, Rows, Taps
 from gracecl.errors import UserError
-from gracecl.losses import classes_among, cross_entropy, supervised_contrast
+from gracecl.functional.augment import View
+from gracecl.functional.losses import classes_among, cross_entropy, supervised_contrast
 from gracecl.memory import Memories
-from gracecl.method import Boundaries
+from gracecl.methods.base import Boundaries
 from gracecl.methods.replay import Replay
 from gracecl.nets.class_means import class_means, nearest_mean
 from gracecl.nets.tapped import StackedLinear, TappedNet

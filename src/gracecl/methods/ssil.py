@@ -31,9 +31,9 @@ from torch import Tensor
 
 from gracecl.core import Batch, Incoming, Ints, LossTable, Progress, Rows, Taps
 from gracecl.errors import UserError
-from gracecl.losses import class_blocks, classes_among, cross_entropy, distillation
+from gracecl.functional.losses import class_blocks, classes_among, cross_entropy, distillation
 from gracecl.memory import Memories
-from gracecl.method import Boundaries
+from gracecl.methods.base import Boundaries
 from gracecl.methods.replay import Replay
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.teacher import Teacher

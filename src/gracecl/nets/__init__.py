@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from gracecl import spec
-from gracecl.augment import Pixels
 from gracecl.errors import UserError
-from gracecl.method import Method
+from gracecl.functional.augment import Pixels
 from gracecl.nets.module import ModuleBackbone, tap
 from gracecl.nets.tapped import Backbone, TappedNet
 from gracecl.nets.trunk import TrunkOptions, take_options
-from gracecl.registry import nets
+from gracecl.registry import nets, spec
 
-__all__ = ["Backbone", "ModuleBackbone", "TappedNet", "TrunkOptions", "build", "tap", "taps_for"]
+__all__ = ["Backbone", "ModuleBackbone", "TappedNet", "TrunkOptions", "build", "tap"]
 
 PAPER_TAPS = 4
-
-
-def taps_for(method: Method, taps: int | None) -> int | None:
-    """`taps = auto`: the paper's four where the method works on layers, else the last alone."""
-    return taps if taps is not None or method.wants_taps else 1
 
 
 def build(expression: str, shape: tuple[int, int, int], classes: int, pixels: Pixels, taps: int | None = None) -> TappedNet:

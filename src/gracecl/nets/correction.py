@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gracecl.losses import cross_entropy, full_precision
+from gracecl.functional.losses import cross_entropy, full_precision
 
 STEPS, HALVINGS = 100, 50
 CONVERGED = 1e-12

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gracecl.losses import unit
+from gracecl.functional.losses import unit
 from gracecl.nets.tapped import StackedLinear
 
 

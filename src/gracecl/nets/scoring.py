@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gracecl import rng
 from gracecl.core import Taps
-from gracecl.losses import cross_entropy, cross_entropy_of_each
+from gracecl.functional.losses import cross_entropy, cross_entropy_of_each
 from gracecl.nets.tapped import TappedNet
 
 Normalisation = Literal["frozen", "eval", "train"]

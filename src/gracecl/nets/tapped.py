@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gracecl.augment import Pixels
 from gracecl.core import Taps
-from gracecl.optim import ParameterGroup
+from gracecl.functional.augment import Pixels
+from gracecl.functional.optim import ParameterGroup
 
 M = TypeVar("M", bound=nn.Module)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

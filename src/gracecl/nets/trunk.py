@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gracecl import spec
 from gracecl.errors import UserError
 from gracecl.nets.tapped import TappedNet
+from gracecl.registry import spec
 
 QUERY_AND_VALUE = (("query", "value"), ("q_proj", "v_proj"), ("q", "v"), ("to_q", "to_v"), ("q_lin", "v_lin"), ("wq", "wv"))
 """names of linear layers that stand side by side in an attention module"""

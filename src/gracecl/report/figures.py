@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gracecl.metrics import Array, seen_rows
+from gracecl.functional.metrics import Array, seen_rows
 from gracecl.report.groups import Group, group_runs
 from gracecl.report.runs import Run
 from gracecl.report.style import (

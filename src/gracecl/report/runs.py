@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gracecl.errors import UserError
-from gracecl.metrics import ANYTIME_METRICS, MATRIX_METRICS, Array
+from gracecl.functional.metrics import ANYTIME_METRICS, MATRIX_METRICS, Array
 
 Record = dict[str, Any]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gracecl.metrics import Array
+from gracecl.functional.metrics import Array
 from gracecl.report.files import replacing
 
 if TYPE_CHECKING:

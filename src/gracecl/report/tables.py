@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gracecl.errors import UserError
-from gracecl.metrics import HIGHER_IS_BETTER, Paired, Summary
+from gracecl.functional.metrics import HIGHER_IS_BETTER, Paired, Summary
 from gracecl.report.groups import Group, group_runs
 from gracecl.report.runs import Run, is_tap, measure
 

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from gracecl import data as datasets
-from gracecl import spec
 from gracecl.core import NO_TASK, Ints
 from gracecl.data import Data
 from gracecl.errors import UserError
-from gracecl.registry import nearest, normal, streams
+from gracecl.registry import nearest, normal, spec, streams
 
 __all__ = ["Stream", "StreamBatch", "build"]
 

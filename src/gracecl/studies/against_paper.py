@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gracecl import paper, spec
+from gracecl import paper
+from gracecl.registry import spec
+from gracecl.registry.spec import Call
 from gracecl.report import Run, style
 from gracecl.report.groups import group_runs
-from gracecl.spec import Call
 from gracecl.studies.table import Section
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from gracecl.run import RunConfig
+from gracecl.runs.run import RunConfig
 from gracecl.studies import mini
 
 BASES = ("er()", "derpp()", "er() + ewc()")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gracecl.bench import methods as bench
 from gracecl.report import Run
-from gracecl.run import RunConfig
+from gracecl.runs.run import RunConfig
 from gracecl.studies import against_paper
 from gracecl.studies.table import Section
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gracecl.metrics import Paired, holm, seeds_to_tell
+from gracecl.functional.metrics import Paired, holm, seeds_to_tell
 from gracecl.report import Run, style
 from gracecl.report.groups import Group, group_runs
 from gracecl.studies.table import Section

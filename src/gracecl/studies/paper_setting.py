@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gracecl import paper
-from gracecl.run import RunConfig
+from gracecl.runs.run import RunConfig
 from gracecl.studies import mini
 from gracecl.studies.mini import sections
 

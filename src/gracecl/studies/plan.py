@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gracecl.run import RunConfig, Work, learner_and_stream, with_threads
+from gracecl.runs.run import RunConfig, Work, learner_and_stream, with_threads
 
 WARM_UP, TIMED = 6, 10
 """steps before and in the timing; half of the first are of the first task, the rest and all of the timed ones of the second"""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gracecl.report import Run
-from gracecl.run import RunConfig
+from gracecl.runs.run import RunConfig
 from gracecl.studies import mechanism, mini, paired
 from gracecl.studies.table import Section
 

@@ -24,15 +24,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-from gracecl import registry, report, rng, spec
+from gracecl import registry, report, rng
 from gracecl.core import Ints
 from gracecl.data.progress import Advance, progress
 from gracecl.errors import UserError
-from gracecl.losses import entropy
-from gracecl.method import parts
+from gracecl.functional.losses import entropy
+from gracecl.methods.base import parts
 from gracecl.methods.grace import Grace
 from gracecl.nets import TappedNet
-from gracecl.run import RunConfig, Work, learner_and_stream, snapshot_file
+from gracecl.registry import spec
+from gracecl.runs.run import RunConfig, Work, learner_and_stream, snapshot_file
 from gracecl.streams import Stream
 from gracecl.theory.bounds import (
     Forgetting,

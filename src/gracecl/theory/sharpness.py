@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl import checkpoint, rng
+from gracecl import rng
 from gracecl.core import Ints
 from gracecl.nets.tapped import TappedNet
-from gracecl.run import Work, learner_and_stream
+from gracecl.runs import checkpoint
+from gracecl.runs.run import Work, learner_and_stream
 
 RADIUS, DIRECTIONS = 0.05, 10
 

@@ -19,14 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl import spec
-from gracecl.augment import View
 from gracecl.core import Batch, Incoming, LossTable, Progress, Rows, Taps, total
 from gracecl.errors import UserError
-from gracecl.registry import methods
+from gracecl.functional.augment import View
+from gracecl.registry import methods, spec
 
 if TYPE_CHECKING:
-    from gracecl.fit import Fit
+    from gracecl.engine.fit import Fit
     from gracecl.memory import Memories
     from gracecl.nets.tapped import TappedNet
     from gracecl.streams import Stream

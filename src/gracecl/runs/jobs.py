@@ -28,12 +28,13 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any, Literal
 
-from gracecl import watch
 from gracecl.errors import UserError, sentence
-from gracecl.run import Interrupted, RunConfig, Work, resume_command, stop_requests
+from gracecl.runs import watch
+from gracecl.runs.run import Interrupted, RunConfig, Work, resume_command, stop_requests
 
 CHILD = (
-    "import sys; sys.path[:] = sys.argv[1:]; from gracecl import launch; launch.prepare(); from gracecl.jobs import serve; serve()"
+    "import sys; sys.path[:] = sys.argv[1:]; from gracecl.runs import launch; launch.prepare(); "
+    "from gracecl.runs.jobs import serve; serve()"
 )
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 SECONDS_BETWEEN_SIGNAL_CHECKS = 0.2

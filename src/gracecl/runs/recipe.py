@@ -8,13 +8,15 @@ from typing import Literal
 import torch
 from torch import nn
 
-from gracecl import nets, optim, rng, spec
-from gracecl.augment import Pixels
-from gracecl.engine import Engine, Precision
+from gracecl import nets, rng
+from gracecl.engine.engine import Engine, Precision
 from gracecl.errors import UserError
+from gracecl.functional import optim
+from gracecl.functional.augment import Pixels
 from gracecl.memory import Memories
+from gracecl.methods.base import Method
 from gracecl.nets import TappedNet
-from gracecl.registry import nearest
+from gracecl.registry import nearest, spec
 
 Layout = Literal["auto", "contiguous", "channels_last"]
 SAFE_CHANNELS = {"AVX2": 8, "AVX512": 8}
@@ -57,7 +59,7 @@ class Recipe:
         """The engine for images of a shape, at its first step."""
         method, device = spec.parse_method(self.method), device_of(self.device)
         with rng.torch_seed(self.seed, "net"):
-            net = nets.build(self.net, shape, classes, Pixels(mean, std, device), nets.taps_for(method, self.taps)).to(device)
+            net = nets.build(self.net, shape, classes, Pixels(mean, std, device), taps_for(method, self.taps)).to(device)
         net = net.to(memory_format=memory_format(self.layout, net, device))  # type: ignore[call-overload]
         if self.cuda_graphs:
             if device.type != "cuda":
@@ -75,6 +77,11 @@ class Recipe:
             optimiser=self.optimiser,
             precision=self.precision,
         )
+
+
+def taps_for(method: Method, taps: int | None) -> int | None:
+    """`taps = auto`: the paper's four where the method works on layers, else the last alone."""
+    return taps if taps is not None or method.wants_taps else 1
 
 
 def memory_format(layout: Layout, net: TappedNet, device: torch.device) -> torch.memory_format:

@@ -55,8 +55,8 @@ class Feedback:
             raise UserError(f"feedback needs logits [{self.layers} layers, images, classes], not {list(logits.shape)}")
         if losses.shape != (self.layers,):
             raise UserError(
-                f"feedback needs one loss per tapped layer, [{self.layers}], not {list(losses.shape)}; gracecl.losses.cross_entropy"
-                "(logits, y) gives them"
+                f"feedback needs one loss per tapped layer, [{self.layers}], not {list(losses.shape)}; "
+                "gracecl.functional.losses.cross_entropy(logits, y) gives them"
             )
         signals = Signals(logits, self.accuracy.to(logits.device), labels)
         alpha, gamma = self.controller(signals)

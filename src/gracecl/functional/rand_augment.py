@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.augment import Floats, Pixels
+from gracecl.functional.augment import Floats, Pixels
 
 MADE_FOR = 224
 """size of the images that the ranges in pixels were chosen for"""

@@ -23,15 +23,17 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from gracecl import __version__, checkpoint, registry, report, spec, streams
-from gracecl.augment import OF_THE_DATA, normalisation
-from gracecl.engine import Engine
+from gracecl import __version__, registry, report, streams
+from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
-from gracecl.recipe import Recipe, device_of, layout_of
-from gracecl.record import Recorder
+from gracecl.functional.augment import OF_THE_DATA, normalisation
+from gracecl.registry import spec
+from gracecl.runs import checkpoint
+from gracecl.runs.recipe import Recipe, device_of, layout_of
+from gracecl.runs.record import Recorder
+from gracecl.runs.trainer import Trainer
+from gracecl.runs.watch import Watch
 from gracecl.streams import Stream
-from gracecl.trainer import Trainer
-from gracecl.watch import Watch
 
 SECONDS_BETWEEN_CHECKPOINTS = 120.0
 WITHOUT_EFFECT = ("seed", "checkpoint_every", "snapshots")

@@ -10,11 +10,11 @@ import numpy as np
 from torch import Tensor
 
 from gracecl.core import Ints
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
+from gracecl.engine.evaluate import Evaluation, evaluate
+from gracecl.engine.fit import Fit
 from gracecl.errors import UserError
-from gracecl.evaluate import Evaluation, evaluate
-from gracecl.fit import Fit
-from gracecl.record import Recorder
+from gracecl.runs.record import Recorder
 from gracecl.streams import Stream
 
 

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl import optim, rng
+from gracecl import rng
 from gracecl.core import Rows
+from gracecl.functional import optim
 
 if TYPE_CHECKING:
     from gracecl.nets.tapped import TappedNet

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from gracecl.core import is_loss
-from gracecl.engine import Outcome
+from gracecl.engine.engine import Outcome
 from gracecl.errors import UserError
 
 FLUSH_EVERY = 50

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl import metrics
 from gracecl.core import Ints, Progress, Taps
-from gracecl.engine import Engine
+from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
-from gracecl.method import Method
+from gracecl.functional import metrics
+from gracecl.methods.base import Method
 from gracecl.registry import nearest
 
 

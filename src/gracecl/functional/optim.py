@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from gracecl import spec
 from gracecl.errors import UserError
-from gracecl.registry import nearest, normal
+from gracecl.registry import nearest, normal, spec
 
 DEFAULT = "adam(lr=0.001, weight_decay=0.0001)"
 ParameterGroup = tuple[float, list[torch.nn.Parameter]]

@@ -14,13 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl import augment, optim, rng
+from gracecl import rng
 from gracecl.core import MEMORY_SOURCE, NO_TASK, Batch, Block, Incoming, Ints, LossTable, Progress, Rows, Taps, is_penalty, total
+from gracecl.engine.fit import Fit
 from gracecl.errors import UserError
-from gracecl.fit import Fit
-from gracecl.losses import entropy
+from gracecl.functional import augment, optim
+from gracecl.functional.losses import entropy
 from gracecl.memory import Memories
-from gracecl.method import Method
+from gracecl.methods.base import Method
 from gracecl.nets.tapped import TappedNet
 
 Precision = Literal["fp32", "bf16", "fp16"]

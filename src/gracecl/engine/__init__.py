@@ -1,0 +1,1 @@
+"""One step of a learner: images in, weights, memories and statistics moved; and how a learner predicts."""
