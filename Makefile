@@ -20,19 +20,19 @@ demo: install  ## train er, mose and grace on the embedded digits, print a table
 test: install  ## all tests
 	$(TEST)
 
-bench: install  ## ratios of what gracecl costs, into runs/bench.json; half an hour on two cores
+bench: install  ## ratios of what gracecl costs, into runs/bench.json; half an hour on two cores; PARTS="steps memory" for some of them
 	mkdir -p runs
-	$(BIN)/gracecl bench --json runs/bench.json
+	$(BIN)/python -m benchmarks $(PARTS) --json runs/bench.json
 
 check: install  ## formatting, style, types, import order
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 fix: install  ## format and mend what can be mended automatically
-	$(BIN)/ruff format src tests
-	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks
 
 clean:
 	rm -rf $(VENV) runs build dist

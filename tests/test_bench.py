@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from gracecl import bench, cli, registry
-from gracecl.bench import choices, hand, measure, methods, profile, runs, steps, workers
-from gracecl.bench.measure import Row, compare, in_turns, row
-from gracecl.bench.scene import Scene
+import benchmarks
+from benchmarks import choices, hand, measure, methods, profile, runs, steps, workers
+from benchmarks.__main__ import call
+from benchmarks.measure import Row, compare, in_turns, row
+from benchmarks.scene import Scene
+from gracecl import registry
 from gracecl.errors import UserError
 from gracecl.methods.base import parts
+from gracecl.registry.catalogue import LEARNERS
 from gracecl.registry.spec import parse_method
 
 
@@ -108,11 +111,11 @@ def test_a_method_and_the_bare_loop_pass_the_same_images(method: str, forward: i
     }
     learner = methods.Learner(method, 2, (3, 8, 8), 40)
     net, optimiser = learner.engine.net, learner.engine.optimiser
-    seen, steps_made, grads = net.forwarded, [], []
+    seen, steps_made, grads = net.meter.forward, [], []
     optimiser.register_step_post_hook(lambda *_: steps_made.append(1))
     net.register_forward_hook(lambda _, inputs, out: grads.append(len(inputs[0]) * out.logits.requires_grad))
     methods.bare_loop(net, optimiser, (3, 8, 8), forward, backward, updates)()
-    assert (net.forwarded - seen, sum(grads), len(steps_made)) == (forward, backward, updates)
+    assert (net.meter.forward - seen, sum(grads), len(steps_made)) == (forward, backward, updates)
 
 
 def test_learners_are_in_the_last_of_their_tasks() -> None:
@@ -123,24 +126,24 @@ def test_learners_are_in_the_last_of_their_tasks() -> None:
 
 
 def test_every_method_is_measured_against_bare_passes() -> None:
-    named = {part.name for method in methods.METHODS for part in parts(parse_method(method))}
+    named = {part.name for method in LEARNERS for part in parts(parse_method(method))}
     assert named - {"sum"} == set(registry.methods.written) - {"joint"}
 
 
 def test_unknown_parts_are_refused_with_a_hint() -> None:
     with pytest.raises(UserError, match="did you mean 'steps'"):
-        bench.chosen(["stpes"])
+        benchmarks.chosen(["stpes"])
 
 
 def test_all_parts_exist() -> None:
-    for name in (*bench.PARTS, *bench.TEXTS):
-        assert name == "authors" or bench.chosen([name]) == [name]
-        assert (Path(bench.__file__).parent / f"{name}.py").exists()
+    for name in (*benchmarks.PARTS, *benchmarks.TEXTS):
+        assert name == "authors" or benchmarks.chosen([name]) == [name]
+        assert (Path(benchmarks.__file__).parent / f"{name}.py").exists()
 
 
 def test_the_command_writes_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "bench.json"
-    assert cli.call(["bench", "passes", "roofline", "--quick", "--json", str(file)]) == 0
+    assert call(["passes", "roofline", "--quick", "--json", str(file)]) == 0
     rows = json.loads(file.read_text(encoding="utf-8"))
     printed = capsys.readouterr().out
     assert [row["name"] for row in rows] == ["evaluation", "class means", "roofline, width 4"]
@@ -154,7 +157,7 @@ def test_the_command_writes_rows(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("arguments", [["--json", "missing/bench.json"], ["--threads", "0"], ["nothing"]])
 def test_mistakes_are_told_before_anything_is_measured(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.call(["bench", *arguments]) == 2
+    assert call(arguments) == 2
     assert capsys.readouterr().out == ""
 
 

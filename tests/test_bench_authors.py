@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gracecl import cli
-from gracecl.bench import authors
+from benchmarks import authors
+from benchmarks.__main__ import call
 from gracecl.errors import UserError
 
 NET = """
@@ -121,7 +121,7 @@ def write_program(folder: Path, weight: float = 2.0) -> Path:
 
 def test_both_step_on_as_many_images_and_agree(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     threads, file = torch.get_num_threads(), checkout / "rows.json"
-    assert cli.call(["bench", "authors", "--mose", str(checkout), "--quick", "--json", str(file)]) == 0
+    assert call(["authors", "--mose", str(checkout), "--quick", "--json", str(file)]) == 0
     assert "a buffer" not in capsys.readouterr().out
     assert torch.get_num_threads() == threads
     objective, step = json.loads(file.read_text(encoding="utf-8"))
@@ -168,7 +168,7 @@ def test_a_wrong_path_is_told_before_anything_is_measured(
     arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.call(["bench", *arguments]) == 2
+    assert call(arguments) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert told in printed.err

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from gracecl.bench import avalanche, memory, startup
-from gracecl.bench.measure import Row
+from benchmarks import avalanche, memory, startup
+from benchmarks.measure import Row
 from gracecl.errors import UserError
 
 IMPORTED_TORCH = """

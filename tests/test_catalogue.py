@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from gracecl import paper, registry
-from gracecl.bench import paper as costs
-from gracecl.core import is_loss
+from gracecl.core import StreamBatch, is_loss
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.methods.base import Addition, Wrapper
@@ -37,7 +36,7 @@ def learn(engine: Engine, images: int, task: int) -> list[str]:
     """A batch of a task; returns the rows of its losses."""
     labels = np.arange(images) % PER_TASK + PER_TASK * task
     pixels = np.random.default_rng(engine.progress.step).integers(0, 256, (images, *SHAPE), dtype=np.uint8)
-    outcome = engine.learn(torch.from_numpy(pixels), labels, task)
+    outcome = engine.learn(StreamBatch(torch.from_numpy(pixels), labels, task=task))
     return [] if outcome is None else [row for row in outcome.table if is_loss(row)]
 
 
@@ -49,10 +48,10 @@ def last_task(name: str) -> tuple[Engine, list[str], float, float]:
         learn(engine, batch, task)
     for _ in range(4):
         learn(engine, 10, 9)
-    before = engine.net.forwarded, engine.net.backwarded
+    before = engine.net.meter.forward, engine.net.meter.backward
     for _ in range(4):
         rows = learn(engine, 10, 9)
-    return engine, rows, (engine.net.forwarded - before[0]) / 4, (engine.net.backwarded - before[1]) / 4
+    return engine, rows, (engine.net.meter.forward - before[0]) / 4, (engine.net.meter.backward - before[1]) / 4
 
 
 def learn_two_tasks(expression: str) -> tuple[Engine, list[str]]:
@@ -104,14 +103,6 @@ def test_what_works_inside_grace(name: str) -> None:
     if facts.rows:
         assert [*facts.rows.split(), *(["ce/head"] if option else []), "entropy"] == rows
         assert any(row.startswith("ce") for row in rows)
-
-
-@pytest.mark.parametrize("row", costs.METHODS)
-def test_the_cost_of_the_paper_s_tables_is_counted_alike(row: str) -> None:
-    """The cost model counts what papers and programs do, which may be a little more or less than what we do."""
-    method, facts = costs.METHODS[row], FACTS[paper.EXPRESSIONS[row].partition("(")[0]]
-    assert facts.backward == pytest.approx(method.learned, rel=0.15)
-    assert facts.forward == pytest.approx(method.learned + method.scored + CLASSES * method.scored_per_class, rel=0.15)
 
 
 def test_the_table_fits_a_narrow_terminal() -> None:

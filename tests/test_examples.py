@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 NEEDS = {"avalanche_replay": "avalanche", "timm_model": "timm", "lightning_module": "lightning"}
 PRELUDE = """
 import runpy, sys, warnings
 warnings.simplefilter("ignore")
-from gracecl.bench.avalanche import load_torchvision
+from benchmarks.avalanche import load_torchvision
 if sys.argv[2] == "torchvision":
     load_torchvision()
 runpy.run_path(sys.argv[1], run_name="__main__")
@@ -28,9 +30,9 @@ def test_example_runs(example: Path, tmp_path: Path) -> None:
     if needed and importlib.util.find_spec(needed) is None:
         pytest.skip(f"{needed} is not installed")
     torchvision = "torchvision" if importlib.util.find_spec("torchvision") else "none"
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE, str(example), torchvision], cwd=tmp_path, capture_output=True, text=True, timeout=240
-    )
+    command = [sys.executable, "-c", PRELUDE, str(example), torchvision]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import gracecl
-from gracecl.bench.avalanche import load_torchvision
+from benchmarks.avalanche import load_torchvision
 from gracecl.core import Taps
 from gracecl.errors import UserError
 from gracecl.functional.losses import cross_entropy

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.scene import Scene
 from gracecl import Learner
-from gracecl.bench.scene import Scene
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.runs import checkpoint

@@ -34,25 +34,32 @@ def call(arguments: Sequence[str]) -> int:
     if arguments[0] in ("-h", "--help"):
         print(overview())
         return 0
-    verb, *others = arguments
-    try:
-        if verb not in VERBS:
-            raise UserError(f"there is no 'gracecl {verb}'{nearest(verb, VERBS)} (there are: {', '.join(VERBS)})")
-        import tyro
+    return exit_code("gracecl", lambda: call_verb(*arguments))
 
-        code = tyro.cli(VERBS[verb], prog=f"gracecl {verb}", args=others)
+
+def call_verb(verb: str, *arguments: str) -> int | None:
+    if verb not in VERBS:
+        raise UserError(f"there is no 'gracecl {verb}'{nearest(verb, VERBS)} (there are: {', '.join(VERBS)})")
+    import tyro
+
+    return tyro.cli(VERBS[verb], prog=f"gracecl {verb}", args=arguments)
+
+
+def exit_code(program: str, work: Callable[[], int | None]) -> int:
+    """Does the work of a program; what goes wrong is told in one sentence after the program's name."""
+    try:
+        return work() or 0
     except UserError as error:
-        print(f"gracecl: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
-        print(f"gracecl: {str(stop) or 'interrupted; what was saved is intact'}", file=sys.stderr)
+        print(f"{program}: {str(stop) or 'interrupted; what was saved is intact'}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         return 0
     except OSError as error:
-        print(f"gracecl: {sentence(error)}", file=sys.stderr)
+        print(f"{program}: {sentence(error)}", file=sys.stderr)
         return 2
-    return code or 0
 
 
 def overview() -> str:
@@ -399,50 +406,6 @@ def verdict(outcomes: Sequence[Outcome]) -> int:
     return 1 if any(outcome.end == "crashed" for outcome in others) else 2
 
 
-def benchmark(
-    parts: tuple[str, ...] = (),
-    /,
-    quick: bool = False,
-    json: Path | None = None,
-    threads: int | None = None,
-    mose: Path | None = None,
-) -> None:
-    """Measure what gracecl costs, as ratios: ours against a yardstick, in turns, median and quartiles.
-
-    PART is one of steps, passes, memory, runs, startup, roofline, methods, avalanche (these by default, the last if it is
-    installed), choices, authors, profile, cost. On a busy machine the spread widens; the whole takes about 45 minutes on two cores.
-
-    Args:
-        parts: what to measure
-        quick: tiny nets and few repeats, to see that it works; the figures mean little
-        json: file for the rows
-        threads: of this process (default: all cores)
-        mose: for the part authors, your checkout of the MOSE authors' program, https://github.com/AnAppleCore/MOSE
-    """
-    from gracecl import bench
-
-    names = bench.chosen(parts, mose)
-    if json is not None and not json.parent.is_dir():
-        raise UserError(f"there is no folder {json.parent} for {json.name}; choose another --json")
-    if threads is not None:
-        if threads < 1:
-            raise UserError(f"--threads must be at least 1, not {threads}")
-        import torch
-
-        torch.set_num_threads(threads)
-    measured = []
-    for part in names:
-        if part in bench.TEXTS:
-            print(bench.text(part, quick), flush=True)
-            continue
-        print(f"{part}: {bench.PARTS[part]}", flush=True)
-        for row in bench.rows(part, quick, mose):
-            measured.append(row)
-            print(f"  {row}", flush=True)
-            if json is not None:
-                bench.write(json, measured)
-
-
 def show_theory(
     folder: Path,
     /,
@@ -512,5 +475,4 @@ VERBS: dict[str, Callable[..., int | None]] = {
     "list": list_names,
     "data": manage_data,
     "theory": show_theory,
-    "bench": benchmark,
 }

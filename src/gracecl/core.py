@@ -1,10 +1,13 @@
-"""The vocabulary: what the net returns (`Taps`), what a step sees (`Incoming`, `Rows`, `Batch`), what a loss is (`LossTable`)."""
+"""The vocabulary: what the net returns (`Taps`), what a step sees (`StreamBatch`, `Planning`, `Selection`, `Batch`), what a loss is
+(`LossTable`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,18 +19,18 @@ from gracecl import rng
 Ints = npt.NDArray[np.int64]
 
 LossTable = dict[str, Tensor]
-"""`{role/part: [L]}`: rows are the terms of the objective, columns the tapped layers. Rows whose role is `log` are observations."""
+"""`{role/part: [L]}`: the terms of the objective, for each tapped layer. Terms whose role is `log` are observations."""
 
 NO_TASK = -1
 
 
 def is_loss(row: str) -> bool:
-    """Rows named `log/…` are recorded; all others are also summed into the objective."""
+    """Terms named `log/…` are recorded; all others are also summed into the objective."""
     return not row.startswith("log/")
 
 
 def is_penalty(row: str) -> bool:
-    """Rows named `penalty/…` depend on the weights alone, not on the step's images."""
+    """Terms named `penalty/…` depend on the weights alone, not on the step's images."""
     return row.startswith("penalty/")
 
 
@@ -95,41 +98,52 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Incoming:
+class StreamBatch:
     """One batch of the stream: raw images on the device, everything else on the host."""
 
     x: Tensor
     """uint8 [b, channels, height, width]"""
     labels: Ints
-    sources: Ints
-    """a number that identifies each image within the stream"""
-    progress: Progress
+    sources: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """a number that identifies each image within the stream; left out, the engine counts"""
+    task: int = NO_TASK
     fresh: bool = True
     """False in later epochs over a task: such images were offered to the memory already"""
-    view: Callable[[], Tensor] | None = None
-    """for `plan`: gives the images as the step would train on them, augmented and normalised, one view after the other"""
-    rate: float | None = None
-    """for `plan`: the learning rate, where the optimiser is gradient descent without adaptive scaling"""
-    repeat: int = 0
-    """for `plan`: which of the batch's updates this is"""
+    progress: Progress = Progress()
+    """where the learner stands when it meets the batch; the engine fills it in"""
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def select(self, rows: Ints) -> Incoming:
+    def select(self, positions: Ints) -> StreamBatch:
         """Some of the images, as a batch of their own."""
-        picked = torch.from_numpy(rows).to(self.x.device)
-        return Incoming(self.x[picked], self.labels[rows], self.sources[rows], self.progress, self.fresh)
+        picked = torch.from_numpy(positions).to(self.x.device)
+        return replace(self, x=self.x[picked], labels=self.labels[positions], sources=self.sources[positions])
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The images of a block: positions in the incoming batch, then slots of a memory."""
+class Planning:
+    """What a plan may use besides the new images and the memories."""
 
-    stream: Ints
+    rng: np.random.Generator
+    repeat: int = 0
+    """which of the batch's updates is planned"""
+    learning_rate: float | None = None
+    """of the update, where the optimizer is gradient descent without adaptive scaling"""
+    preview: Callable[[], Tensor] | None = None
+    """gives the new images as the update would train on them, augmented and normalised, one view after the other"""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The images of a block: positions in the stream's batch, then slots of a memory."""
+
+    stream: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     slots: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     store: str = "replay"
     """which memory the slots belong to"""
+    found: dict[str, Any] = field(default_factory=dict)
+    """what planning found out about the block and the step needs again: `batch.blocks[name].found`"""
 
     def __len__(self) -> int:
         return len(self.stream) + len(self.slots)
@@ -152,6 +166,10 @@ class Block:
     """how many of the images came with the stream batch; they stand first"""
     raw_views: tuple[int, ...]
     """views that show the image as it is or mirrored, without anything random"""
+    found: dict[str, Any] = field(default_factory=dict)
+    """what planning found out about the block"""
+    memory: Any = None
+    """the memory that its other images came from"""
 
     @property
     def rows(self) -> slice:
@@ -175,9 +193,12 @@ class Batch:
         classes: int,
         seed: int,
         repeat: int = 0,
+        learning_rate: float | None = None,
     ) -> None:
         self.x, self.labels, self.sources, self.blocks = x, labels, sources, blocks
         self.progress, self.classes, self.repeat, self._seed = progress, classes, repeat, seed
+        self.learning_rate = learning_rate
+        """of the step, where the optimizer is gradient descent without adaptive scaling"""
         self.y = torch.from_numpy(labels).to(x.device, non_blocking=True)
         self.targets: dict[str, Tensor] = {}
         self.supervised: slice | Tensor = slice(0, len(labels))
@@ -188,6 +209,15 @@ class Batch:
 
     def rows(self, block: str) -> slice:
         return self.blocks[block].rows
+
+    def slots(self, block: str) -> Ints:
+        """The memory slots of a block's images, one view of them, where all came from a memory."""
+        return self.sources[self.blocks[block].view(0)] - MEMORY_SOURCE
+
+    def stored(self, block: str, name: str) -> Tensor:
+        """What the memory holds under a name beside each image of a block that came from it."""
+        values: Tensor = self.blocks[block].memory.attributes[name]
+        return values.index_select(0, torch.from_numpy(self.slots(block)).to(values.device))
 
     def append(self, block: str, x: Tensor, labels: Ints) -> None:
         """A further block of images, for `prepare`: made of the step's own, with labels that may lie beyond the classes.

@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gracecl.core import Ints
-from gracecl.engine.engine import Precision
+from gracecl.core import Ints, StreamBatch
 from gracecl.engine.evaluate import seen_scores
+from gracecl.engine.update import Precision
 from gracecl.errors import UserError
 from gracecl.functional import optim
 from gracecl.methods.base import Method
@@ -77,7 +77,7 @@ class Learner:
         images, labels = self._images(x), self._labels(y)
         if len(images) != len(labels):
             raise UserError(f"{len(images)} images came with {len(labels)} labels; give one label per image")
-        outcome = self.engine.learn(images, labels, self._number_of(task, labels))
+        outcome = self.engine.learn(StreamBatch(images, labels, task=self._number_of(task, labels)))
         return {} if outcome is None else {row: value.tolist() for row, value in outcome.table.items()}
 
     def end_task(self) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gracecl import rng
-from gracecl.core import NO_TASK, Batch, Incoming, Taps, is_loss
+from gracecl.core import NO_TASK, Batch, StreamBatch, Taps, is_loss
 from gracecl.data import Data, from_arrays
 from gracecl.engine.engine import Engine, Outcome
 from gracecl.engine.evaluate import evaluate
@@ -73,7 +73,7 @@ def feed(engine: Engine, stream: Stream, until: int | None = None) -> list[Outco
     outcomes = []
     for step in range(engine.progress.step, len(stream) if until is None else until):
         batch = stream.batch(step)
-        outcomes.append(engine.learn(batch.x, batch.labels, batch.task, batch.sources, batch.fresh))
+        outcomes.append(engine.learn(batch))
         if stream.ends_task(step):
             engine.end_task()
     return outcomes
@@ -174,7 +174,7 @@ def learns_single_images_and_single_classes(method: str) -> None:
             label = step // 3
             rows = np.flatnonzero(data.train_y == label)[(step % 3) * batch : (step % 3) * batch + batch]
             task = label if engine.method.boundaries == "required" else NO_TASK
-            outcome = engine.learn(data.train_x[torch.from_numpy(rows)], data.train_y[rows], task)
+            outcome = engine.learn(StreamBatch(data.train_x[torch.from_numpy(rows)], data.train_y[rows], task=task))
             for row, value in (outcome.table if outcome else {}).items():
                 assert value.isfinite().all(), (
                     f"the row '{row}' of {method} became {value.tolist()} on a batch of {batch} of one class"
@@ -216,11 +216,9 @@ def class_numbers_do_not_matter(method: str) -> None:
 def scoring_leaves_everything_untouched(method: str) -> None:
     """Planning a step, which may score images with the net, moves nothing, and planning again gives the same plan."""
     engine, stream = prepared(method)
-    piece = stream.batch(engine.progress.step)
-    engine._advance(piece.labels, piece.task)
-    new = Incoming(piece.x, piece.labels, piece.sources, engine.progress, piece.fresh)
+    new = engine.meet(stream.batch(engine.progress.step))
     with engine_untouched(engine, "planning"):
-        first, second = ({name: vars(rows) for name, rows in engine._plan(new, 0).items()} for _ in range(2))
+        first, second = ({name: vars(rows) for name, rows in engine.plan(new).items()} for _ in range(2))
     assert_same(first, second, f"two plans of {method} for one step")
 
 
@@ -348,16 +346,14 @@ def next_batch(engine: Engine, stream: Stream) -> tuple[Batch, Taps]:
         engine.prepare()
         fit = engine.unfinished_fit
         assert fit is not None, f"{engine.method!r} trains neither on the stream nor before evaluation"
-        batch = engine._assemble_fit(fit)
+        batch = engine.assemble_fit(fit)
         return batch, fit.net(batch.x)
-    piece = stream.batch(engine.progress.step)
-    engine._advance(piece.labels, piece.task)
-    new = Incoming(piece.x, piece.labels, piece.sources, engine.progress, piece.fresh)
-    plan = engine._plan(new, 0)
+    new = engine.meet(stream.batch(engine.progress.step))
+    plan = engine.plan(new)
     assert plan, f"{engine.method!r} plans no update in the middle of the stream"
-    batch = engine._assemble(plan, new, 0)
-    engine._prepare_batch(batch)
-    return batch, engine._forward(batch)
+    batch = engine.assemble(plan, new)
+    engine.update.prepare(batch)
+    return batch, engine.update.forward(batch)
 
 
 class engine_untouched:

@@ -11,7 +11,7 @@ from small import SmallNet, load
 from torch import Tensor
 from whole_steps import engine_with
 
-from gracecl.core import Batch, Block, Progress
+from gracecl.core import Batch, Block, Progress, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.methods.adversarial_replay import AdversarialReplay
 from gracecl.nets.scoring import Weights, gradient, step_ahead
@@ -78,7 +78,7 @@ def test_whole_step() -> None:
     """Draw, virtual step, match, attack and update as `learn` makes them; the draw is all that memory holds."""
     small, engine = build()
     assert not set(GOLDEN["y"]) & set(GOLDEN["v"])
-    outcome = engine.learn(small.images(flat("x")), GOLDEN["y"])
+    outcome = engine.learn(StreamBatch(small.images(flat("x")), GOLDEN["y"]))
     assert outcome is not None
     table = {row: float(value) for row, value in outcome.table.items()}
     assert table["ce/adversarial"] / OPTIONS["beta"] == pytest.approx(float(GOLDEN["loss_adv"]), rel=1e-7)
@@ -113,14 +113,14 @@ def test_whole_step_with_mixing() -> None:
     looked_at: list[Tensor] = []
     match = engine.method.match
     engine.method.match = lambda u, x, ahead: looked_at.extend([u, found := match(u, x, ahead)]) or found
-    outcome, _ = engine._update(batch)
+    table, _ = engine.update(batch)
     np.testing.assert_allclose(looked_at[0].flatten(1).numpy(), flat("mix_u"), **SINGLE)
     assert looked_at[1].tolist() == GOLDEN["mix_match"].tolist()
     np.testing.assert_allclose(batch.x[n + r :].flatten(1).numpy(), flat("mix_d"), **SINGLE)
     share, other = float(batch.targets["share"]), batch.targets["other"].numpy()
     one_hot = np.eye(len(GOLDEN["b3"]))
     np.testing.assert_allclose(share * one_hot[GOLDEN["v"]] + (1 - share) * one_hot[other], GOLDEN["mix_v"], **SINGLE)
-    table = {row: float(value) for row, value in outcome.table.items()}
+    table = {row: float(value) for row, value in table.items()}
     assert table["ce/adversarial"] / OPTIONS["beta"] == pytest.approx(float(GOLDEN["mix_loss_adv"]), rel=1e-4)
     assert table["ce/replay"] + table["ce/adversarial"] == pytest.approx(float(GOLDEN["mix_loss"]), rel=1e-4)
     np.testing.assert_allclose(small.weights(), GOLDEN["mix_theta_after"], **SINGLE)

@@ -8,6 +8,7 @@ import torch
 from small import SmallNet, load
 from whole_steps import engine_with
 
+from gracecl.core import StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.memory import Memories
 from gracecl.methods.agem import AGEM, REFERENCE, project
@@ -62,7 +63,7 @@ def test_whole_step(case: str) -> None:
         backward(table, scale)
 
     engine.method.backward = watched
-    engine.learn(small.images(GOLDEN[p + "x"]), stream)
+    engine.learn(StreamBatch(small.images(GOLDEN[p + "x"]), stream))
     for name in ("g", "g_ref"):
         np.testing.assert_allclose(small.join(found[name].__getitem__), GOLDEN[p + name], **DOUBLE)
     np.testing.assert_allclose(small.gradient(), GOLDEN[p + "g_tilde"], **DOUBLE)

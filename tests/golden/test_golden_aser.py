@@ -7,9 +7,9 @@ import pytest
 import torch
 from small import load
 from torch import Tensor, nn
-from whole_steps import AsTheyAre
+from whole_steps import UnchangedInputs
 
-from gracecl.core import Incoming, Ints, Progress
+from gracecl.core import Ints, Progress, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.memory import Memories
 from gracecl.memory.knn_shapley import adversarial_values, shapley_values
@@ -35,17 +35,17 @@ class Identity(Backbone):
         return x.flatten(1).unsqueeze(0)
 
 
-def build() -> tuple[Engine, Incoming]:
+def build() -> tuple[Engine, StreamBatch]:
     width = GOLDEN["x"].shape[1]
     memories = Memories(len(GOLDEN["mem_y"]), (width, 1, 1))
     memories.replay.images = torch.zeros(len(GOLDEN["mem_y"]), width, 1, 1)
     generator = np.random.default_rng(0)
     memories.replay.add(generator, torch.from_numpy(GOLDEN["mem_x"])[:, :, None, None], GOLDEN["mem_y"])
     memories.replay.offered += 1
-    net = TappedNet(Identity(width), CLASSES, AsTheyAre((0.0,), (1.0,)))
+    net = TappedNet(Identity(width), CLASSES, UnchangedInputs((0.0,), (1.0,)))
     engine = Engine(ASER(n_recall=R, neighbours=K, per_class=int(GOLDEN["n_c_update"])), net, memories)
     x = torch.from_numpy(GOLDEN["x"])[:, :, None, None]
-    return engine, Incoming(x, GOLDEN["y"], np.arange(len(x)), Progress(1, seen=tuple(range(CLASSES))))
+    return engine, StreamBatch(x, GOLDEN["y"], np.arange(len(x)), progress=Progress(1, seen=tuple(range(CLASSES))))
 
 
 def values(kind: str, dtype: torch.dtype) -> Tensor:
@@ -75,7 +75,7 @@ def test_retrieval(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan of a step, with the program's candidates and cooperative set in place of the draws."""
     engine, new = build()
     monkeypatch.setattr(aser, "balanced_draws", lambda *_, **__: [GOLDEN["cand_slots"], slots_of(GOLDEN["coop_x"])])
-    plan = engine._plan(new, 0)
+    plan = engine.plan(new, 0)
     assert set(plan["all"].slots) == set(GOLDEN["cand_slots"][GOLDEN["selected_mu"]])
 
 

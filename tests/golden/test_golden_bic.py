@@ -12,7 +12,7 @@ import pytest
 import torch
 from small import load
 from torch import Tensor
-from whole_steps import AsTheyAre
+from whole_steps import UnchangedInputs
 
 from gracecl.core import Batch, Block, LossTable, Progress, Taps, total
 from gracecl.engine.engine import Engine
@@ -60,7 +60,7 @@ def progress(task: int) -> Progress:
 
 def learner(task: int, **options: float) -> tuple[Engine, BiC]:
     """In a task, with a teacher if it is not the first; the validation store has as many slots as the file has images."""
-    net = TappedNet(Flat(), CLASSES, AsTheyAre((0.0,), (1.0,)), embedding=1).double()
+    net = TappedNet(Flat(), CLASSES, UnchangedInputs((0.0,), (1.0,)), embedding=1).double()
     method = BiC(temperature=float(GOLDEN["in_T"]), **options)
     memories = Memories(10 * N_VALIDATION, SHAPE)
     engine = Engine(method, net, memories, augmentation="none", optimiser="sgd(lr=0)")
@@ -88,8 +88,8 @@ def stage_one(task: int, labels: np.ndarray, corrected: bool) -> tuple[LossTable
     n = len(labels)
     x = images(GOLDEN["in_z"], GOLDEN["in_z_teacher"])
     batch = Batch(x, labels, np.arange(n), {"all": Block(0, n, 1, n, ())}, progress(task), CLASSES, seed=0)
-    engine._prepare_batch(batch)
-    out = engine._forward(batch)
+    engine.update.prepare(batch)
+    out = engine.update.forward(batch)
     out.logits.retain_grad()
     return method.losses(out, batch), batch, out
 

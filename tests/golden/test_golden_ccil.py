@@ -54,12 +54,12 @@ def test_one_step() -> None:
     np.testing.assert_allclose(logits[n:], GOLDEN["out_z_u"], **VALUES)
     engine.net.backbone.kept.clear()
 
-    outcome, _ = engine._update(step)
+    table, _ = engine.update(step)
     assert [len(kept) for kept in engine.net.backbone.kept] == [n, len(GOLDEN["in_v"])], "stream and memory have a forward each"
     told = step.targets["logits"][0, :, :OLD].numpy()
     np.testing.assert_allclose(told[:n], GOLDEN["out_z_teacher_x"], **VALUES)
     np.testing.assert_allclose(told[n:], GOLDEN["out_z_teacher_u"], **VALUES)
-    table = {row: value.item() for row, value in outcome.table.items() if not row.startswith("log/")}
+    table = {row: value.item() for row, value in table.items() if not row.startswith("log/")}
     assert table.keys() == {"ce/new", "kd/new", "ce/replay", "kd/replay"}
     factor = engine.method.weight("new", NOW)
     np.testing.assert_allclose(factor, GOLDEN["out_factor"], **VALUES)
@@ -96,8 +96,8 @@ def test_self_distillation() -> None:
     n = len(GOLDEN["in_sd_y"])
     x = torch.from_numpy(GOLDEN["in_x"])
     step = Batch(x, GOLDEN["in_sd_y"], np.arange(n), {block: Block(0, n, 1, 0, ())}, progress, NEW, seed=0)
-    outcome, _ = engine._update(step)
-    table = {row: value.item() for row, value in outcome.table.items() if not row.startswith("log/")}
+    table, _ = engine.update(step)
+    table = {row: value.item() for row, value in table.items() if not row.startswith("log/")}
     assert table.keys() == {"ce/again", "kd/again"}
     np.testing.assert_allclose(table["ce/again"], GOLDEN["out_sd_L_cls"], **VALUES)
     np.testing.assert_allclose(table["kd/again"] / GOLDEN["in_sd_weight"], GOLDEN["out_sd_KL_el"], **VALUES)

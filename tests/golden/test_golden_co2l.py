@@ -91,8 +91,8 @@ def table(engine: Engine, y: Any, current: Any) -> tuple[Batch, Any]:
     progress = Progress(1, int(GOLDEN["in_task"]), seen=tuple(range(CLASSES)), current=tuple(current))
     blocks = {"all": Block(0, N, 2, N, ())}
     batch = Batch(torch.from_numpy(views).view(-1, *SHAPE), np.tile(y, 2), np.arange(2 * N), blocks, progress, CLASSES, seed=0)
-    engine._prepare_batch(batch)
-    return batch, engine.method.losses(engine._forward(batch), batch)
+    engine.update.prepare(batch)
+    return batch, engine.method.losses(engine.update.forward(batch), batch)
 
 
 def test_projections() -> None:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from small import SmallNet, load
 
-from gracecl.core import MEMORY_SOURCE, Batch, Block, Progress, is_loss
-from gracecl.engine.engine import Engine, Outcome
-from gracecl.memory import Memories
+from gracecl.core import MEMORY_SOURCE, Batch, Block, LossTable, Progress, is_loss
+from gracecl.engine.engine import Engine
+from gracecl.memory import Memories, Memory
 from gracecl.methods.base import Method
 from gracecl.methods.der import DER
 from gracecl.methods.derpp import DERpp
@@ -24,18 +24,18 @@ def build(method: Method) -> tuple[SmallNet, Engine]:
     """The program's net, and a memory whose slots hold the logits of its replayed images."""
     small = SmallNet(GOLDEN)
     memories = Memories(len(GOLDEN["o1"]), small.shape)
-    memories.replay.notes["logits"] = torch.from_numpy(GOLDEN["o1"]).unsqueeze(1)
+    memories.replay.attributes["logits"] = torch.from_numpy(GOLDEN["o1"]).unsqueeze(1)
     return small, Engine(method, small.net, memories, optimiser=f"sgd(lr={LR})", augmentation="none")
 
 
-def batch(small: SmallNet, *replayed: str) -> Batch:
+def batch(small: SmallNet, memory: Memory, *replayed: str) -> Batch:
     """The program's views of the stream and of its draws, as the blocks of a step."""
     n, parts = len(GOLDEN["y"]), {"new": ("x", "y"), "replay": ("u2", "v2"), "dark": ("u1", None)}
     images, labels, sources, blocks = [], [], [], {}
     for block in ("new", *replayed):
         x, y = parts[block]
         size = len(GOLDEN[x])
-        blocks[block] = Block(sum(map(len, images)), size, 1, n if block == "new" else 0, ())
+        blocks[block] = Block(sum(map(len, images)), size, 1, n if block == "new" else 0, (), memory=memory)
         images.append(GOLDEN[x])
         labels.append(GOLDEN[y] if y else np.zeros(size, np.int64))
         sources.append(np.arange(size) + (0 if block == "new" else MEMORY_SOURCE))
@@ -43,16 +43,16 @@ def batch(small: SmallNet, *replayed: str) -> Batch:
     return Batch(x, np.concatenate(labels), np.concatenate(sources), blocks, progress, CLASSES, seed=0)
 
 
-def loss(outcome: Outcome) -> float:
-    return sum(float(value) for row, value in outcome.table.items() if is_loss(row))
+def loss(table: LossTable) -> float:
+    return sum(float(value) for row, value in table.items() if is_loss(row))
 
 
 def test_derpp_step() -> None:
     small, engine = build(DERpp(alpha=ALPHA, beta=BETA))
-    outcome, notes = engine._update(batch(small, "replay", "dark"))
-    np.testing.assert_allclose(float(outcome.table["kd/logits"]), GOLDEN["alpha_mse"], **DOUBLE)
-    np.testing.assert_allclose(float(outcome.table["ce/replay"]), GOLDEN["beta_ce"], **DOUBLE)
-    np.testing.assert_allclose(loss(outcome), GOLDEN["loss_total"], **DOUBLE)
+    table, notes = engine.update(batch(small, engine.memories.replay, "replay", "dark"))
+    np.testing.assert_allclose(float(table["kd/logits"]), GOLDEN["alpha_mse"], **DOUBLE)
+    np.testing.assert_allclose(float(table["ce/replay"]), GOLDEN["beta_ce"], **DOUBLE)
+    np.testing.assert_allclose(loss(table), GOLDEN["loss_total"], **DOUBLE)
     np.testing.assert_allclose(small.gradient(), GOLDEN["grad"], **DOUBLE)
     np.testing.assert_allclose(small.weights(), GOLDEN["theta_after"], **DOUBLE)
     np.testing.assert_allclose(notes["logits"].squeeze(1).numpy(), GOLDEN["stored_logits"], **DOUBLE)
@@ -60,8 +60,8 @@ def test_derpp_step() -> None:
 
 def test_der_step() -> None:
     small, engine = build(DER(alpha=ALPHA))
-    outcome, notes = engine._update(batch(small, "dark"))
-    np.testing.assert_allclose(loss(outcome), GOLDEN["der_loss"], **DOUBLE)
+    table, notes = engine.update(batch(small, engine.memories.replay, "dark"))
+    np.testing.assert_allclose(loss(table), GOLDEN["der_loss"], **DOUBLE)
     np.testing.assert_allclose(small.weights(), GOLDEN["der_theta_after"], **DOUBLE)
     np.testing.assert_allclose(notes["logits"].squeeze(1).numpy(), GOLDEN["stored_logits"], **DOUBLE)
 
@@ -69,6 +69,6 @@ def test_der_step() -> None:
 @pytest.mark.parametrize("method", [DER(alpha=ALPHA), DERpp(alpha=ALPHA, beta=BETA)])
 def test_step_with_an_empty_memory(method: Method) -> None:
     small, engine = build(method)
-    outcome, _ = engine._update(batch(small))
-    np.testing.assert_allclose(loss(outcome), GOLDEN["empty_loss"], **DOUBLE)
+    table, _ = engine.update(batch(small, engine.memories.replay))
+    np.testing.assert_allclose(loss(table), GOLDEN["empty_loss"], **DOUBLE)
     np.testing.assert_allclose(small.weights(), GOLDEN["empty_theta_after"], **DOUBLE)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from small import load
 
+from gracecl.core import StreamBatch
 from gracecl.methods.gdumb import cut, paste
 from gracecl.testing import TOY_SHAPE, fit_steps, toy_engine
 
@@ -21,7 +22,7 @@ def test_sampler(order: str, size: int) -> None:
     engine = toy_engine("gdumb()", memory=int(GOLDEN["M"]))
     for start in range(0, len(labels), size):
         some = labels[start : start + size]
-        engine.learn(torch.zeros(len(some), *TOY_SHAPE, dtype=torch.uint8), some)
+        engine.learn(StreamBatch(torch.zeros(len(some), *TOY_SHAPE, dtype=torch.uint8), some))
         held = engine.memories.replay.composition()
         assert [held.get(label, 0) for label in range(counts.shape[1])] == counts[start + len(some) - 1].tolist()
 
@@ -31,7 +32,7 @@ def test_learning_rates(case: str) -> None:
     """The rate of the optimiser's step in every epoch of a fit; the memory is a single mini-batch."""
     (highest, lowest), rates = GOLDEN[f"lr_{case}_maxmin"].tolist(), GOLDEN[f"lr_{case}"]
     engine = toy_engine(f"gdumb(epochs={len(rates)}, lr={highest}, lr_min={lowest})")
-    engine.learn(torch.zeros(4, *TOY_SHAPE, dtype=torch.uint8), np.array([0, 0, 1, 1]))
+    engine.learn(StreamBatch(torch.zeros(4, *TOY_SHAPE, dtype=torch.uint8), np.array([0, 0, 1, 1])))
     used = []
     for _ in rates:
         fit_steps(engine, 1)

@@ -11,7 +11,7 @@ from small import load
 from torch import Tensor
 
 from gracecl import nets
-from gracecl.core import Batch, Block, Incoming, Progress, Taps, total
+from gracecl.core import Batch, Block, Planning, Progress, StreamBatch, Taps, total
 from gracecl.functional.augment import Pixels
 from gracecl.memory import Memories
 from gracecl.methods.gsa import GSA
@@ -116,7 +116,9 @@ def test_blocks(step: str) -> None:
     assert len(current) / len(seen) == rate
     x = torch.zeros(len(labels), *SHAPE, dtype=torch.uint8)
     progress = Progress(len(so_far) - 1, task, False, seen, current)
-    plan = method.plan(Incoming(x, labels, np.arange(len(labels)), progress), memories, np.random.default_rng(1))
+    plan = method.plan(
+        StreamBatch(x, labels, np.arange(len(labels)), progress=progress), memories, Planning(np.random.default_rng(1))
+    )
     assert 2 * len(plan["new"]) == len(GOLDEN[f"{step}/y_new_rows"])
     assert (memories.replay.tasks[plan["new"].slots] == task).all()
     balanced = plan["balanced"]

@@ -10,7 +10,7 @@ import torch
 from small import SmallNet, load
 from whole_steps import engine_with
 
-from gracecl.core import Incoming, Progress
+from gracecl.core import Progress, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.memory.gss import replacement_chance, similarity, victim_weights
 from gracecl.methods import gss
@@ -21,14 +21,16 @@ DOUBLE = {"rtol": 1e-7, "atol": 1e-9}
 STREAM = len(GOLDEN["y"])
 
 
-def build(capacity: int | None = None) -> tuple[SmallNet, Engine, Incoming]:
+def build(capacity: int | None = None) -> tuple[SmallNet, Engine, StreamBatch]:
     small = SmallNet(GOLDEN)
     n, b = GOLDEN["groups"].shape
     engine = engine_with(small, GSS(n_groups=n, group_size=b), "sgd(lr=0.1)", GOLDEN["mem_x"], GOLDEN["mem_y"], capacity)
     memory = engine.memories.replay
-    memory.notes[SCORE] = torch.zeros(memory.capacity, dtype=torch.float64)
-    memory.notes[SCORE][: len(memory)] = torch.from_numpy(GOLDEN["mem_score"])
-    new = Incoming(small.images(GOLDEN["x"]), GOLDEN["y"], np.arange(STREAM), Progress(1, seen=tuple(range(len(GOLDEN["b2"])))))
+    memory.attributes[SCORE] = torch.zeros(memory.capacity, dtype=torch.float64)
+    memory.attributes[SCORE][: len(memory)] = torch.from_numpy(GOLDEN["mem_score"])
+    new = StreamBatch(
+        small.images(GOLDEN["x"]), GOLDEN["y"], np.arange(STREAM), progress=Progress(1, seen=tuple(range(len(GOLDEN["b2"]))))
+    )
     return small, engine, new
 
 
@@ -71,7 +73,7 @@ def test_update_of_a_full_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gss, "draw_groups", lambda *_: GOLDEN["groups"])
     monkeypatch.setattr(gss, "draw_victims", lambda *_: GOLDEN["victims"])
     engine.method.store(engine.memories, new, Drawn(GOLDEN["replaced"]), {})
-    np.testing.assert_allclose(memory.notes[SCORE].numpy(), GOLDEN["score_after"], **DOUBLE)
+    np.testing.assert_allclose(memory.attributes[SCORE].numpy(), GOLDEN["score_after"], **DOUBLE)
     replaced = GOLDEN["replaced"] == 1
     assert replaced.any()
     assert torch.equal(memory.images[GOLDEN["victims"][replaced]], new.x[torch.from_numpy(replaced)])
@@ -83,5 +85,5 @@ def test_update_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = engine.memories.replay
     monkeypatch.setattr(gss, "draw_groups", lambda *_: GOLDEN["append_groups"])
     engine.method.store(engine.memories, new, np.random.default_rng(0), {})
-    np.testing.assert_allclose(memory.notes[SCORE][-STREAM:].numpy(), GOLDEN["append_score"], **DOUBLE)
+    np.testing.assert_allclose(memory.attributes[SCORE][-STREAM:].numpy(), GOLDEN["append_score"], **DOUBLE)
     assert torch.equal(memory.images[-STREAM:], new.x)

@@ -46,13 +46,13 @@ def batch(small: SmallNet, task: int, image: int | None = None) -> Batch:
 @pytest.mark.parametrize("task", [0, 1, 2])
 def test_step(task: int) -> None:
     small, engine = build()
-    outcome, _ = engine._update(batch(small, task))
-    loss = sum(float(value) for row, value in outcome.table.items() if is_loss(row))
+    table, _ = engine.update(batch(small, task))
+    loss = sum(float(value) for row, value in table.items() if is_loss(row))
     np.testing.assert_allclose(loss, GOLDEN[f"t{task}_loss"], **DOUBLE)
     np.testing.assert_allclose(small.weights(), GOLDEN[f"t{task}_theta_after"], **DOUBLE)
     if task > 0:
-        np.testing.assert_allclose(float(outcome.table["log/inter"]), GOLDEN[f"t{task}_L_inter"], **DOUBLE)
-        np.testing.assert_allclose(float(outcome.table["log/intra"]), GOLDEN[f"t{task}_L_intra"], **DOUBLE)
+        np.testing.assert_allclose(float(table["log/inter"]), GOLDEN[f"t{task}_L_inter"], **DOUBLE)
+        np.testing.assert_allclose(float(table["log/intra"]), GOLDEN[f"t{task}_L_intra"], **DOUBLE)
 
 
 @pytest.mark.parametrize("task", [1, 2])

@@ -8,7 +8,7 @@ import torch
 from cosine_net import GRADIENTS, VALUES, engine_with, rows_of, set_weights
 from small import load
 
-from gracecl.core import Batch, Block, Incoming, Progress
+from gracecl.core import Batch, Block, Progress, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.methods.lucir import LUCIR
 
@@ -38,8 +38,8 @@ def batch(rows: slice | np.ndarray = slice(None)) -> Batch:
 
 def test_one_step() -> None:
     engine, step = build(), batch()
-    outcome, _ = engine._update(step)
-    table = {row: value.item() for row, value in outcome.table.items() if not row.startswith("log/")}
+    table, _ = engine.update(step)
+    table = {row: value.item() for row, value in table.items() if not row.startswith("log/")}
     assert table.keys() == {"ce/all", "kd/features", "margin/old"}
     np.testing.assert_allclose(engine.net.backbone.kept[0].numpy(), GOLDEN["out_f"], **VALUES)
     np.testing.assert_allclose(step.targets["features"][0].numpy(), GOLDEN["out_f_teacher"], **VALUES)
@@ -80,8 +80,8 @@ def test_cosines_and_logits() -> None:
 
 def test_without_old_images() -> None:
     engine, step = build(), batch(np.flatnonzero(GOLDEN["in_y"] >= OLD))
-    engine._prepare_batch(step)
-    table = engine.method.losses(engine._forward(step), step)
+    engine.update.prepare(step)
+    table = engine.method.losses(engine.update.forward(step), step)
     np.testing.assert_allclose(table["ce/all"].item(), GOLDEN["out_L_ce_no_old"], **VALUES)
     np.testing.assert_allclose(table["kd/features"].item(), GOLDEN["out_L_dis_no_old"], **VALUES)
     assert table["margin/old"].item() == GOLDEN["out_L_mr_no_old"] == 0
@@ -99,8 +99,8 @@ def test_imprinted_rows(stray: float) -> None:
     method.end_task(memories, BEFORE)
     x, y = torch.from_numpy(GOLDEN["in_imprint_x"]).reshape(-1, 1, 1, INPUTS), GOLDEN["in_imprint_y"]
     engine.progress = NOW
-    new = Incoming(x, y, np.arange(len(y)), NOW)
-    step = engine._assemble(engine._plan(new, 0), new, 0)
-    engine._prepare_batch(step)
+    new = StreamBatch(x, y, np.arange(len(y)), progress=NOW)
+    step = engine.assemble(engine.plan(new, 0), new, 0)
+    engine.update.prepare(step)
     np.testing.assert_allclose(rows_of(engine.net.classifier.weight)[OLD:], GOLDEN["out_imprint_rows"], **VALUES)
     np.testing.assert_array_equal(rows_of(engine.net.classifier.weight)[:OLD], GOLDEN["in_W_old"])

@@ -8,7 +8,7 @@ from small import SmallNet, load
 from torch.nn import functional as F
 from whole_steps import engine_with
 
-from gracecl.core import Incoming, Progress
+from gracecl.core import Planning, Progress, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.methods.mir import BEST_LOSS, MIR
 from gracecl.nets.scoring import gradient, loss_of_each, step_ahead
@@ -26,9 +26,16 @@ def build(**options: str) -> tuple[SmallNet, Engine]:
     return small, engine
 
 
-def incoming(small: SmallNet) -> Incoming:
+def incoming(small: SmallNet) -> StreamBatch:
     x, y = small.images(GOLDEN["x"]), GOLDEN["y"]
-    return Incoming(x, y, np.arange(len(y)), Progress(1, seen=tuple(range(len(GOLDEN["b3"])))), rate=float(GOLDEN["virtual_lr"]))
+    return StreamBatch(x, y, np.arange(len(y)), progress=Progress(1, seen=tuple(range(len(GOLDEN["b3"])))))
+
+
+def scores(engine: Engine, small: SmallNet) -> np.ndarray:
+    """By how much the loss of each candidate would grow, at the program's rate of the virtual step."""
+    planning = Planning(engine.rng("plan"), learning_rate=float(GOLDEN["virtual_lr"]))
+    before, after = engine.method.losses_around_the_step(incoming(small), engine.memories, planning, np.arange(C))
+    return (after - before).numpy()
 
 
 def test_virtual_step() -> None:
@@ -45,23 +52,21 @@ def test_virtual_step() -> None:
 
 def test_scores() -> None:
     small, engine = build()
-    scores = engine.method.interference(incoming(small), engine.memories, np.arange(C))
-    np.testing.assert_allclose(scores.numpy(), GOLDEN["s"], **DOUBLE)
+    np.testing.assert_allclose(scores(engine, small), GOLDEN["s"], **DOUBLE)
 
 
 def test_whole_step() -> None:
     """Draws, scores, selection and update as `learn` makes them; the candidates are all that memory holds."""
     small, engine = build()
-    chosen = engine._plan(incoming(small), 0)["replay"].slots
+    chosen = engine.plan(incoming(small), 0)["replay"].slots
     assert set(chosen) == set(GOLDEN["selected"])
-    engine.learn(small.images(GOLDEN["x"]), GOLDEN["y"])
+    engine.learn(StreamBatch(small.images(GOLDEN["x"]), GOLDEN["y"]))
     np.testing.assert_allclose(small.weights(), GOLDEN["theta_after"], **DOUBLE)
 
 
 def test_second_criterion() -> None:
     small, engine = build(criterion="over_best")
     past = F.cross_entropy(torch.from_numpy(GOLDEN["logits_past"]), torch.from_numpy(GOLDEN["yc"]), reduction="none")
-    engine.memories.replay.notes[BEST_LOSS] = past
-    scores = engine.method.interference(incoming(small), engine.memories, np.arange(C))
-    np.testing.assert_allclose(scores.numpy(), GOLDEN["s_crit2"], **DOUBLE)
-    assert set(engine._plan(incoming(small), 0)["replay"].slots) == set(GOLDEN["selected_crit2"])
+    engine.memories.replay.attributes[BEST_LOSS] = past
+    np.testing.assert_allclose(scores(engine, small), GOLDEN["s_crit2"], **DOUBLE)
+    assert set(engine.plan(incoming(small), 0)["replay"].slots) == set(GOLDEN["selected_crit2"])

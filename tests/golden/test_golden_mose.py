@@ -128,9 +128,9 @@ def test_losses(case: str, dtype: torch.dtype, where: str) -> None:
 def test_two_optimiser_steps(case: str) -> None:
     """Gradients and their norms, BatchNorm statistics, weights after one and two steps of Adam: through the engine's own update."""
     engine = build()
-    outcome, _ = engine._update(batch(case))
+    table, _ = engine.update(batch(case))
     close(
-        sum(value.sum().item() for row, value in outcome.table.items() if not row.startswith("log/")),
+        sum(value.sum().item() for row, value in table.items() if not row.startswith("log/")),
         GOLDEN[f"{case}total"],
     )
     gradients = {name: value.grad for name, value in engine.net.named_parameters()}
@@ -143,8 +143,8 @@ def test_two_optimiser_steps(case: str) -> None:
     for name, norm in zip(GOLDEN[f"{case}gradnorm_names"], GOLDEN[f"{case}gradnorm"], strict=True):
         np.testing.assert_allclose(np.linalg.norm(ours(gradients, str(name))), norm, rtol=5e-5, atol=1e-6)
     check_adam(engine, case, "adam1", 1e-6)
-    outcome, _ = engine._update(batch(case))
-    total = sum(value.sum().item() for row, value in outcome.table.items() if not row.startswith("log/"))
+    table, _ = engine.update(batch(case))
+    total = sum(value.sum().item() for row, value in table.items() if not row.startswith("log/"))
     np.testing.assert_allclose(total, GOLDEN[f"{case}total_step2"], rtol=1e-4)
     check_adam(engine, case, "adam2", 5e-6)
 

@@ -14,7 +14,7 @@ import torch
 from small import load
 from torch import Tensor, nn
 
-from gracecl.core import Batch, Block, Progress
+from gracecl.core import Batch, Block, Progress, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.memory import Memories
 from gracecl.methods.online_lora import LossWindow, OnlineLoRA
@@ -154,7 +154,7 @@ def run(monkeypatch: pytest.MonkeyPatch, reference: bool, steps: int) -> tuple[E
     monkeypatch.setattr(LossWindow, "add", lambda window, loss, ready: engine.progress.step in FIRES)
     shown = []
     for step in range(steps):
-        outcome = engine.learn(images(GOLDEN["in_stream_x"][step]), GOLDEN["in_stream_y"][step])
+        outcome = engine.learn(StreamBatch(images(GOLDEN["in_stream_x"][step]), GOLDEN["in_stream_y"][step]))
         kept = engine.memories.replay.images[: len(engine.memories.replay)].view(-1, SIZE, TOKENS, WIDTH).numpy()
         ids = [int(np.flatnonzero((GOLDEN["in_stream_x"] == entry).all(axis=(1, 2, 3)))[0]) for entry in kept]
         penalty = outcome.table.get("penalty/online_lora", torch.zeros(1)).item()

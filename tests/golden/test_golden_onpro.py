@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, Block, Incoming, Ints, Progress, Rows, Taps, total
+from gracecl.core import Batch, Block, Ints, Planning, Progress, Selection, StreamBatch, Taps, total
 from gracecl.functional import augment
 from gracecl.functional.augment import Pixels
 from gracecl.functional.losses import split_similarity
@@ -70,14 +70,16 @@ def holding(images: Tensor, labels: Ints, drawn: Ints) -> Memories:
     return memories
 
 
-def planned(method: OnPro, fields: dict[str, Any], memories: Memories, task: int, first: bool, rng: Any) -> dict[str, Rows]:
+def planned(method: OnPro, fields: dict[str, Any], memories: Memories, task: int, first: bool, rng: Any) -> dict[str, Selection]:
     seen = tuple(range(PER_TASK * (task + 1)))
     y = fields["y"]
-    new = Incoming(torch.zeros(len(y), *SHAPE), y, np.arange(len(y)), Progress(task=task, first_of_task=first, seen=seen))
-    return method.plan(new, memories, rng)
+    new = StreamBatch(
+        torch.zeros(len(y), *SHAPE), y, np.arange(len(y)), progress=Progress(task=task, first_of_task=first, seen=seen)
+    )
+    return method.plan(new, memories, Planning(rng))
 
 
-def batch_of(method: OnPro, fields: dict[str, Any], plan: dict[str, Rows], memories: Memories, task: int) -> Batch:
+def batch_of(method: OnPro, fields: dict[str, Any], plan: dict[str, Selection], memories: Memories, task: int) -> Batch:
     """The planned step, each block in as many views as the method asks for."""
     placed, labels, start = {}, [], 0
     for name, rows in plan.items():

@@ -62,9 +62,9 @@ def batch() -> Batch:
 
 def test_one_step() -> None:
     engine, backbone = build()
-    outcome, _ = engine._update(batch())
-    assert {row for row in outcome.table if not row.startswith("log/")} == {"ce/proxy"}
-    np.testing.assert_allclose(outcome.table["ce/proxy"].item(), GOLDEN["L"], **TOLERANCE)
+    table, _ = engine.update(batch())
+    assert {row for row in table if not row.startswith("log/")} == {"ce/proxy"}
+    np.testing.assert_allclose(table["ce/proxy"].item(), GOLDEN["L"], **TOLERANCE)
     assert len(backbone.kept) == 2, "memory and stream have a forward each"
     features = torch.cat([part.detach() for part in backbone.kept])
     gradients = torch.cat([part.grad for part in backbone.kept])

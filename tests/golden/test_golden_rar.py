@@ -24,9 +24,9 @@ def test_iterations() -> None:
     for k, (x, u, v) in enumerate(zip(GOLDEN["x"], GOLDEN["u"], GOLDEN["v"], strict=True)):
         images, labels = torch.cat([small.images(x), small.images(u)]), np.concatenate([GOLDEN["y"], v])
         batch = Batch(images, labels, np.arange(n + r), blocks, Progress(seen=tuple(range(classes))), classes, seed=0, repeat=k)
-        outcome, _ = engine._update(batch)
-        np.testing.assert_allclose(outcome.table["ce/new"].numpy() / stream_weight, GOLDEN["loss_stream"][k : k + 1], **DOUBLE)
-        np.testing.assert_allclose(outcome.table["ce/replay"].numpy() / memory_weight, GOLDEN["loss_mem"][k : k + 1], **DOUBLE)
-        total = outcome.table["ce/new"] + outcome.table["ce/replay"]
+        table, _ = engine.update(batch)
+        np.testing.assert_allclose(table["ce/new"].numpy() / stream_weight, GOLDEN["loss_stream"][k : k + 1], **DOUBLE)
+        np.testing.assert_allclose(table["ce/replay"].numpy() / memory_weight, GOLDEN["loss_mem"][k : k + 1], **DOUBLE)
+        total = table["ce/new"] + table["ce/replay"]
         np.testing.assert_allclose(total.numpy(), GOLDEN["loss"][k : k + 1], **DOUBLE)
         np.testing.assert_allclose(small.weights(), GOLDEN["theta"][k], **DOUBLE)

@@ -72,8 +72,8 @@ def test_step() -> None:
     with torch.no_grad():
         np.testing.assert_allclose(engine.net(step.x).logits[0].numpy(), GOLDEN["out_logits"], **VALUES)
         np.testing.assert_allclose(method.targets(step)["ssil"][0].numpy(), GOLDEN["out_teacher_logits"], **VALUES)
-    outcome, _ = engine._update(step)
-    table = {row: value.item() for row, value in outcome.table.items() if not row.startswith("log/")}
+    table, _ = engine.update(step)
+    table = {row: value.item() for row, value in table.items() if not row.startswith("log/")}
     assert table.keys() == {"ce/new", "ce/replay", "kd/tasks"}
     np.testing.assert_allclose(len(step) * table["ce/new"], GOLDEN["out_L_new"], **VALUES)
     np.testing.assert_allclose(len(step) * table["ce/replay"], GOLDEN["out_L_old"], **VALUES)
@@ -90,6 +90,6 @@ def test_step() -> None:
 
 def test_first_task() -> None:
     engine, _ = learner(0)
-    outcome, _ = engine._update(batch(0, GOLDEN["in_y_task0"], replayed=False))
-    assert {row for row in outcome.table if not row.startswith("log/")} == {"ce/new"}
-    np.testing.assert_allclose(outcome.table["ce/new"].item(), GOLDEN["out_L_task0"], **VALUES)
+    table, _ = engine.update(batch(0, GOLDEN["in_y_task0"], replayed=False))
+    assert {row for row in table if not row.startswith("log/")} == {"ce/new"}
+    np.testing.assert_allclose(table["ce/new"].item(), GOLDEN["out_L_task0"], **VALUES)

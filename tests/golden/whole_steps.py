@@ -15,7 +15,7 @@ from gracecl.memory import Memories
 from gracecl.methods.base import Method
 
 
-class AsTheyAre(Pixels):
+class UnchangedInputs(Pixels):
     """Images that are what the net sees already."""
 
     def normalise(self, images: Tensor) -> Tensor:
@@ -27,6 +27,6 @@ def engine_with(small: SmallNet, method: Method, optimiser: str, x: Any, y: Any,
     memories = Memories(len(y) if capacity is None else capacity, small.shape)
     memory = memories.replay
     memory.images = torch.zeros(memory.capacity, *small.shape, dtype=torch.as_tensor(x).dtype)
-    small.net.pixels = AsTheyAre((0.0,), (1.0,))
+    small.net.pixels = UnchangedInputs((0.0,), (1.0,))
     memory.add(np.random.default_rng(0), small.images(x), np.asarray(y))
     return Engine(method, small.net, memories, optimiser=optimiser, augmentation="none")

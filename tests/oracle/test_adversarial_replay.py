@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.core import Batch
+from gracecl.core import Batch, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.methods.adversarial_replay import AdversarialReplay
@@ -127,7 +127,7 @@ def prepared_engine(method: str) -> Engine:
 
 def test_all_weight_trains_on_the_attacked_images_alone() -> None:
     engine, batch = middle("adversarial_replay(n_recall=5, beta=1)")
-    table = engine.method.losses(engine._forward(batch), batch)
+    table = engine.method.losses(engine.update.forward(batch), batch)
     assert float(table["ce/replay"].detach()) == 0
     assert float(table["ce/adversarial"].detach()) > 0
 
@@ -202,7 +202,7 @@ def test_mixed_labels_are_shares_of_two() -> None:
     assert 0 <= share <= 1
     rows = batch.rows("adversarial")
     with torch.no_grad():
-        out = engine._forward(batch)
+        out = engine.update.forward(batch)
     log_p = F.log_softmax(out.logits[-1][rows], dim=-1)
     loss = 0.0
     for row, (own, other) in enumerate(zip(batch.y[rows].tolist(), batch.targets["other"].tolist(), strict=True)):
@@ -218,14 +218,14 @@ def test_mixed_labels_are_shares_of_two() -> None:
 def test_the_attack_leaves_weights_gradients_and_statistics_alone(net: str) -> None:
     engine, batch = middle(net=net)
     with engine_untouched(engine, "the attack"):
-        engine._prepare_batch(batch)
+        engine.update.prepare(batch)
     assert not batch.x.requires_grad
 
 
 def test_it_begins_with_the_first_image_of_another_class() -> None:
     engine = toy_engine("adversarial_replay()")
     image = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
-    tables = [engine.learn(image, np.array(labels)) for labels in ([0, 0], [0, 0], [1, 1], [0, 1])]
+    tables = [engine.learn(StreamBatch(image, np.array(labels))) for labels in ([0, 0], [0, 0], [1, 1], [0, 1])]
     assert [sorted(row for row in outcome.table if row.startswith("ce")) for outcome in tables if outcome] == [
         ["ce/new"],
         ["ce/new"],

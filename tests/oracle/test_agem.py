@@ -94,7 +94,7 @@ def test_step(taps: int, against: bool) -> None:
     assert set(table) == {"ce/new", REFERENCE}
     expected = slow_step(engine, batch.x[new], batch.y[new], batch.x[reference], batch.y[reference], 0.1)
     plain = {name: value.clone() for name, value in engine.net.named_parameters()}
-    engine._update(batch)
+    engine.update(batch)
     for name, parameter in engine.net.named_parameters():
         torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-4, atol=1e-5)
     assert any(not torch.equal(plain[name], value) for name, value in engine.net.named_parameters())
@@ -185,7 +185,7 @@ def test_a_small_step_does_not_raise_the_memory_s_loss() -> None:
             return float(F.cross_entropy(engine.net(batch.x[rows]).logits[0].detach(), batch.y[rows]))
 
         before = loss()
-        engine._update(batch)
+        engine.update(batch)
         rises.append(loss() - before)
     assert rises[1] <= max(0.0, rises[0]) / 30
 

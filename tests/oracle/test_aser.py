@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gracecl.core import Incoming
+from gracecl.core import StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.memory.knn_shapley import adversarial_values, balanced_draws, exchanges, shapley_values
 from gracecl.methods.aser import is_minority
@@ -149,9 +149,9 @@ def test_minority() -> None:
 # The method.
 
 
-def incoming(engine: Engine, rows: slice = slice(30, 33)) -> Incoming:
+def incoming(engine: Engine, rows: slice = slice(30, 33)) -> StreamBatch:
     data = toy_data()
-    return Incoming(data.train_x[rows], data.train_y[rows], np.arange(3), engine.progress)
+    return StreamBatch(data.train_x[rows], data.train_y[rows], np.arange(3), progress=engine.progress)
 
 
 def features(engine: Engine, images: Tensor) -> Tensor:
@@ -252,11 +252,11 @@ def test_a_new_class_gets_slots_soon(method: str) -> None:
     engine, data = toy_engine(method), toy_data()
     for step in range(12):
         rows = torch.arange(3 * step, 3 * step + 3) % 18
-        engine.learn(data.train_x[rows], data.train_y[rows.numpy()])
+        engine.learn(StreamBatch(data.train_x[rows], data.train_y[rows.numpy()]))
     assert engine.memories.replay.count(label=5) == 0
     for step in range(5):
         rows = torch.arange(45 + step, 48 + step)
-        engine.learn(data.train_x[rows], data.train_y[rows.numpy()])
+        engine.learn(StreamBatch(data.train_x[rows], data.train_y[rows.numpy()]))
     assert engine.memories.replay.count(label=5) > 0
 
 

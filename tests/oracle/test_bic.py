@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gracecl.core import MEMORY_SOURCE, Batch, Incoming, Progress
+from gracecl.core import MEMORY_SOURCE, Batch, Planning, Progress, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import rule_scores
 from gracecl.errors import UserError
@@ -183,16 +183,16 @@ def test_the_fit_is_the_minimum_over_the_validation_images(taps: int, penalty: f
 def test_the_end_of_a_task_leaves_the_net_alone() -> None:
     engine = learner(2 * PER_TASK - 1)
     piece = stream().batch(2 * PER_TASK - 1)
-    engine.learn(piece.x, piece.labels, piece.task, piece.sources)
+    engine.learn(StreamBatch(piece.x, piece.labels, task=piece.task, sources=piece.sources))
     before = {name: value.clone() for name, value in engine.net.state_dict().items()}
     optimiser = {str(i): dict(state) for i, state in enumerate(engine.optimiser.state.values())}
-    looked_at = engine.net.forwarded
+    looked_at = engine.net.meter.forward
     engine.end_task()
     assert (bic(engine).correction.scale != 1).all()
     assert_same(engine.net.state_dict(), before, "the net after the fit")
     assert_same({str(i): dict(state) for i, state in enumerate(engine.optimiser.state.values())}, optimiser, "the optimiser")
     assert engine.net.training
-    assert engine.net.forwarded - looked_at == 12, "the pass over the validation images is counted"
+    assert engine.net.meter.forward - looked_at == 12, "the pass over the validation images is counted"
 
 
 def test_only_the_newest_classes_are_corrected_and_only_between_tasks() -> None:
@@ -244,7 +244,7 @@ def test_without_held_out_images_it_is_distillation_alone(caplog: pytest.LogCapt
 def test_a_task_without_new_classes_changes_no_prediction() -> None:
     engine = learner(2 * PER_TASK)
     piece = stream().batch(0)
-    outcome = engine.learn(piece.x, piece.labels, 7)
+    outcome = engine.learn(StreamBatch(piece.x, piece.labels, task=7))
     assert all(value.isfinite().all() for value in outcome.table.values())
     engine.end_task()
     assert not bic(engine).correction.classes.any()
@@ -256,15 +256,15 @@ def test_a_task_without_new_classes_changes_no_prediction() -> None:
 def trained_on(engine: Engine, kind: Stream, until: int | None = None) -> list[Batch]:
     """Feeds the stream and returns every batch that a step was made on."""
     batches: list[Batch] = []
-    assemble = engine._assemble
+    assemble = engine.assemble
 
     def spy(*args: object, **kwargs: object) -> Batch:
         batches.append(assemble(*args, **kwargs))
         return batches[-1]
 
-    engine._assemble = spy
+    engine.assemble = spy
     feed(engine, kind, until)
-    engine._assemble = assemble
+    engine.assemble = assemble
     return batches
 
 
@@ -360,9 +360,9 @@ def test_planning_moves_nothing() -> None:
     engine = learner(PER_TASK)
     piece = stream().batch(PER_TASK)
     progress = Progress(PER_TASK, 1, True, (0, 1, 2, 3), (2, 3))
-    new = Incoming(piece.x, piece.labels, piece.sources, progress)
+    new = StreamBatch(piece.x, piece.labels, piece.sources, progress=progress)
     with engine_untouched(engine, "planning"):
-        engine.method.plan(new, engine.memories, np.random.default_rng(0))
+        engine.method.plan(new, engine.memories, Planning(np.random.default_rng(0)))
 
 
 def test_nearest_mean_is_an_option() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from unequal_tasks import DECAYING, FIRST, SECOND, assembled, images, second_task, teach
 
-from gracecl.core import Batch, Incoming, Progress, Taps
+from gracecl.core import Batch, Progress, StreamBatch, Taps
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.functional.losses import distillation
@@ -169,15 +169,14 @@ def test_a_class_that_comes_back_is_new_again() -> None:
 def test_replayed_classes_are_drawn_evenly_current_ones_included() -> None:
     engine = toy_engine("ccil(n_recall=6000)", memory=1000, optimiser="sgd(lr=0.001)")
     for _ in range(12):
-        engine.learn(*images([5] * 9 + [1], seed=0), 0)
+        engine.learn(StreamBatch(*images([5] * 9 + [1], seed=0), task=0))
     engine.end_task()
     engine.method.n_recall = 0
-    engine.learn(*images([3], seed=0), 1)
+    engine.learn(StreamBatch(*images([3], seed=0), task=1))
     engine.method.n_recall = 6000
     assert engine.memories.replay.composition() == {1: 12, 3: 1, 5: 108}
     x, y = images([3, 0], seed=5)
-    engine._advance(y, 1)
-    plan = engine._plan(Incoming(x, y, np.arange(2), engine.progress), 0)
+    plan = engine.plan(engine.meet(StreamBatch(x, y, task=1)))
     counts = np.bincount(engine.memories.replay.labels[plan["replay"].slots], minlength=6)
     np.testing.assert_allclose(counts / 6000, [0, 1 / 3, 0, 1 / 3, 0, 1 / 3], atol=0.02)
 

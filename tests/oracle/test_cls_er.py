@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl import rng
+from gracecl.core import StreamBatch
 from gracecl.engine.evaluate import evaluate
 from gracecl.errors import UserError
 from gracecl.methods.cls_er import replayed
@@ -106,7 +107,7 @@ def test_the_stable_model_predicts() -> None:
     feed(plain, stream)
     for weights, same in ((engine.method.stable.copy, True), (engine.net, False), (engine.method.plastic.copy, False)):
         plain.net.load_state_dict(weights.state_dict())
-        plain._ready_at = -1
+        plain.outdate()
         assert (evaluate(plain, *images).nll == found.nll) == same
 
 
@@ -131,7 +132,7 @@ def test_cost() -> None:
     engine, generator = toy_engine("cls_er()", memory=80), np.random.default_rng(0)
     for _ in range(9):
         x = torch.from_numpy(generator.integers(0, 256, (10, 1, 8, 8), dtype=np.uint8))
-        outcome = engine.learn(x, generator.integers(0, 6, 10))
+        outcome = engine.learn(StreamBatch(x, generator.integers(0, 6, 10)))
     assert (outcome.images, outcome.forward, outcome.backward) == (74, 74 + 2 * 64, 74)
 
 

@@ -15,7 +15,7 @@ from gracecl import controllers as rules
 from gracecl.controllers import Controller, Signals
 from gracecl.controllers.feedback import Feedback
 from gracecl.controllers.posterior import Strength
-from gracecl.core import NO_TASK
+from gracecl.core import NO_TASK, StreamBatch
 from gracecl.errors import UserError
 from gracecl.functional.losses import cross_entropy, entropy
 from gracecl.registry import controllers
@@ -72,7 +72,7 @@ def test_a_rule_of_your_own_is_ten_lines() -> None:
         assert h.min() < 1.2 < h.max()
         engine = toy_engine("grace(er(), strength='threshold(nats=1.2)', beta=0.5)", taps=4)
         data = toy_stream().data
-        outcome = engine.learn(data.train_x[:3], data.train_y[:3], 0)
+        outcome = engine.learn(StreamBatch(data.train_x[:3], data.train_y[:3], task=0))
         expected = [0.5 if value > 1.2 else 0.0 for value in outcome.table["log/H"].tolist()]
         assert outcome.table["log/gamma"].tolist() == expected
         _, gamma = Feedback(4, "threshold(nats=1.2, beta=2.0)").controller(Signals(some_logits(), UNKNOWN))
@@ -88,7 +88,7 @@ def test_options_in_the_expression_win_over_those_of_grace() -> None:
     assert (rule.beta, rule.entropy_mode, rule.attached) == (0.1, "cpr", True)
     engine = toy_engine("grace(er(), strength='bayes(beta=0.1)', beta=0)", taps=4)
     data = toy_stream().data
-    assert "entropy" in engine.learn(data.train_x[:3], data.train_y[:3], 0).table
+    assert "entropy" in engine.learn(StreamBatch(data.train_x[:3], data.train_y[:3], task=0)).table
     assert repr(rules.build("bayes(tau=0.5)")) == "bayes(tau=0.5)"
 
 
@@ -307,7 +307,7 @@ def test_without_task_marks_alpha_is_renewed_every_so_many_steps() -> None:
         known = []
         for step in range(10):
             rows = np.arange(3 * step, 3 * step + 3)
-            table = engine.learn(data.train_x[torch.from_numpy(rows)], data.train_y[rows], NO_TASK).table
+            table = engine.learn(StreamBatch(data.train_x[torch.from_numpy(rows)], data.train_y[rows], task=NO_TASK)).table
             known.append(not bool((table["log/alpha"] == 1).all()))
         assert known == expected
 
@@ -317,5 +317,5 @@ def test_with_task_marks_alpha_is_renewed_at_their_ends_alone() -> None:
     engine = toy_engine("grace(er(), refresh_every=2)", taps=4)
     for step in range(6):
         rows = np.arange(3 * step, 3 * step + 3)
-        table = engine.learn(data.train_x[torch.from_numpy(rows)], data.train_y[rows], 0).table
+        table = engine.learn(StreamBatch(data.train_x[torch.from_numpy(rows)], data.train_y[rows], task=0)).table
         assert table["log/alpha"].tolist() == [1.0] * 4

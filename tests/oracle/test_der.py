@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gracecl.core import MEMORY_SOURCE, Incoming, Rows
+from gracecl.core import MEMORY_SOURCE, Selection, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.functional.losses import logit_distance
 from gracecl.testing import assert_same, feed, next_batch, prepared, toy_engine, toy_stream
@@ -56,7 +56,7 @@ def test_table_of_derpp(options: str, taps: int) -> None:
         new, replay, matched = (batch.rows(block) for block in ("new", "replay", dark))
         slots = (batch.sources - MEMORY_SOURCE)[replay]
         labels = torch.from_numpy(memory.labels[slots])
-        stored = torch.stack([memory.notes["logits"][slot, layer] for slot in (batch.sources - MEMORY_SOURCE)[matched]])
+        stored = torch.stack([memory.attributes["logits"][slot, layer] for slot in (batch.sources - MEMORY_SOURCE)[matched]])
         expected = {
             "ce/new": slow_cross_entropy(logits[new], torch.from_numpy(batch.labels[new]), columns),
             "ce/replay": 0.7 * slow_cross_entropy(logits[replay], labels, columns),
@@ -132,7 +132,7 @@ def test_cost_of_a_step(method: str, images: int) -> None:
     generator = np.random.default_rng(0)
     for _ in range(9):
         x = torch.from_numpy(generator.integers(0, 256, (10, 1, 8, 8), dtype=np.uint8))
-        outcome = engine.learn(x, generator.integers(0, 6, 10))
+        outcome = engine.learn(StreamBatch(x, generator.integers(0, 6, 10)))
     assert (outcome.forward, outcome.backward) == (images, images)
 
 
@@ -201,9 +201,8 @@ def test_slots_keep_image_label_and_logits_of_one_item() -> None:
     for step in range(len(stream)):
         piece = stream.batch(step)
         twin = copy.deepcopy(engine)
-        twin._advance(piece.labels, piece.task)
-        new = Incoming(piece.x, piece.labels, piece.sources, twin.progress)
-        logits = twin.net(twin._assemble({"new": Rows(np.arange(len(piece.labels)))}, new, 0).x).logits.detach()
+        new = twin.meet(piece)
+        logits = twin.net(twin.assemble({"new": Selection(np.arange(len(piece.labels)))}, new, 0).x).logits.detach()
         for row, label in enumerate(piece.labels.tolist()):
             said[piece.x[row].numpy().tobytes()] = (label, logits[:, row])
         feed(engine, stream, until=step + 1)
@@ -211,13 +210,13 @@ def test_slots_keep_image_label_and_logits_of_one_item() -> None:
         for slot in range(len(memory)):
             label, expected = said[memory.images[slot].numpy().tobytes()]
             assert memory.labels[slot] == label
-            torch.testing.assert_close(memory.notes["logits"][slot], expected, rtol=0, atol=0)
+            torch.testing.assert_close(memory.attributes["logits"][slot], expected, rtol=0, atol=0)
     assert len(memory) == 12
-    assert memory.notes["logits"].shape == (12, 2, 6)
+    assert memory.attributes["logits"].shape == (12, 2, 6)
 
 
 def test_logits_are_stored_in_full_precision() -> None:
     engine, stream = toy_engine("derpp()"), toy_stream()
     engine.precision = "bf16"
     feed(engine, stream, until=6)
-    assert engine.memories.replay.notes["logits"].dtype == torch.float32
+    assert engine.memories.replay.attributes["logits"].dtype == torch.float32

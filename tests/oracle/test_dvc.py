@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.core import Incoming
+from gracecl.core import Planning, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.methods.dvc import head_gradients
@@ -102,7 +102,7 @@ def test_views_are_raw_and_augmented_in_a_forward_for_each_block() -> None:
     torch.testing.assert_close(out.logits, torch.cat(blocks, dim=1))
 
 
-# Selection.
+# Rows.
 
 
 @pytest.mark.parametrize("taps", [1, 3])
@@ -121,13 +121,11 @@ def test_the_score_is_the_norm_of_the_head_s_gradient(taps: int) -> None:
     torch.testing.assert_close(head_gradients(out, y), torch.stack(expected), rtol=1e-4, atol=1e-5)
 
 
-def incoming(engine: Engine, stream: Stream, **more) -> Incoming:
-    piece = stream.batch(engine.progress.step)
-    engine._advance(piece.labels, piece.task)
-    return Incoming(piece.x, piece.labels, piece.sources, engine.progress, piece.fresh, **more)
+def incoming(engine: Engine, stream: Stream) -> StreamBatch:
+    return engine.meet(stream.batch(engine.progress.step))
 
 
-def slow_scores(engine: Engine, views: Tensor, new: Incoming, slots: np.ndarray, rate: float) -> Tensor:
+def slow_scores(engine: Engine, views: Tensor, new: StreamBatch, slots: np.ndarray, rate: float) -> Tensor:
     """Copy the net, take a step on the whole loss of the new images, compare the gradients' norms."""
     scout = copy.deepcopy(engine)
     scout.net.zero_grad(set_to_none=True)
@@ -156,20 +154,22 @@ def test_scores(taps: int) -> None:
     engine, stream = prepared(SMALL.format(", virtual_lr=0.3"), taps=taps)
     batch, _ = next_batch(engine, stream)
     views = batch.x[batch.rows("new")]
-    new, slots = incoming(engine, stream, view=lambda: views), np.array([7, 2, 11, 0, 5, 9])
+    new, slots = incoming(engine, stream), np.array([7, 2, 11, 0, 5, 9])
     expected = slow_scores(engine, views, new, slots, 0.3)
     assert expected.abs().max() > 1e-3
-    torch.testing.assert_close(engine.method.interference(new, engine.memories, slots), expected, rtol=2e-3, atol=1e-4)
+    planning = Planning(engine.rng("plan"), preview=lambda: views)
+    found = engine.method.interference(new, engine.memories, planning, slots)
+    torch.testing.assert_close(found, expected, rtol=2e-3, atol=1e-4)
 
 
 def test_the_largest_scores_under_the_step_s_own_views_and_rate_are_replayed() -> None:
     engine, stream = prepared(SMALL.format(""), optimiser="sgd(lr=0.2)")
     batch, _ = next_batch(engine, stream)
     new = incoming(engine, stream)
-    candidates = engine.memories.replay.draw(9, engine._rng("plan"))
+    candidates = engine.memories.replay.draw(9, engine.rng("plan"))
     scores = slow_scores(engine, batch.x[batch.rows("new")], new, candidates, 0.2)
     best = candidates[scores.topk(4).indices.numpy()]
-    assert set(engine._plan(new, 0)["replay"].slots) == set(best)
+    assert set(engine.plan(new, 0)["replay"].slots) == set(best)
 
 
 def test_no_step_no_interference() -> None:
@@ -183,8 +183,8 @@ def test_as_many_candidates_as_replayed_are_not_scored() -> None:
     for each in (engine, er):
         feed(each, toy_stream(), until=9)
     new = incoming(engine, toy_stream())
-    slots = er.memories.replay.draw(4, er._rng("plan"))
-    assert np.array_equal(engine._plan(new, 0)["replay"].slots, slots)
+    slots = er.memories.replay.draw(4, er.rng("plan"))
+    assert np.array_equal(engine.plan(new, 0)["replay"].slots, slots)
     [outcome] = feed(engine, toy_stream(), until=10)
     assert (outcome.forward, outcome.backward) == (2 * (3 + 4), 2 * (3 + 4))
 
@@ -194,7 +194,7 @@ def test_cost() -> None:
     engine, generator = toy_engine("dvc(n_candidates=100)", memory=120), np.random.default_rng(0)
     for _ in range(14):
         x = torch.from_numpy(generator.integers(0, 256, (10, 1, 8, 8), dtype=np.uint8))
-        outcome = engine.learn(x, generator.integers(0, 6, 10))
+        outcome = engine.learn(StreamBatch(x, generator.integers(0, 6, 10)))
     assert (outcome.forward, outcome.backward) == (2 * 20 + 128 + 2 * 100, 2 * 20 + 128)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gracecl import Learner
-from gracecl.core import NO_TASK, Progress
+from gracecl.core import NO_TASK, Progress, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import evaluate
 from gracecl.errors import UserError
@@ -132,7 +132,7 @@ def test_the_shadow_predicts() -> None:
     feed(plain, stream)
     of_trained = evaluate(plain, *images)
     plain.net.load_state_dict(engine.method.shadow.state_dict())
-    plain._ready_at = -1
+    plain.outdate()
     assert evaluate(plain, *images) == first
     assert of_trained.nll != first.nll
 
@@ -168,7 +168,7 @@ def test_layout_is_the_net_s(layout: str) -> None:
     recipe = Recipe("ema(er())", "resnet18(width=16)", memory=4, device="cpu", layout=layout)
     engine = recipe.build((3, 8, 8), 4, (0.5,) * 3, (0.25,) * 3)
     x = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    engine.learn(x, np.array([0, 1]))
+    engine.learn(StreamBatch(x, np.array([0, 1])))
     other = recipe.build((3, 8, 8), 4, (0.5,) * 3, (0.25,) * 3)
     other.load_state_dict(engine.state_dict())
     for shadow in (engine.method.shadow, other.method.shadow):
@@ -204,7 +204,7 @@ def test_cost_is_the_inner_method_s(inner: str, images: int) -> None:
     engine, generator = toy_engine(f"ema({inner})", memory=80), np.random.default_rng(0)
     for _ in range(9):
         x = torch.from_numpy(generator.integers(0, 256, (10, 1, 8, 8), dtype=np.uint8))
-        outcome = engine.learn(x, generator.integers(0, 6, 10), task=0)
+        outcome = engine.learn(StreamBatch(x, generator.integers(0, 6, 10), task=0))
     assert (outcome.forward, outcome.backward) == (images, images)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl import rng
-from gracecl.core import Batch, Block, Incoming, Progress, Taps
+from gracecl.core import Batch, Block, Planning, Progress, StreamBatch, Taps
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.methods.er_ace import ERACE
@@ -162,8 +162,8 @@ def test_iterations_draw_anew_and_store_once() -> None:
     assert outcome.forward == 3 * 30
     assert engine.memories.replay.offered == 100
     piece = longer().batch(10)
-    new = Incoming(piece.x, piece.labels, piece.sources, engine.progress)
-    draws = [engine.method.plan(new, engine.memories, rng.generator("plan", i))["replay"].slots for i in range(2)]
+    new = StreamBatch(piece.x, piece.labels, piece.sources, progress=engine.progress)
+    draws = [engine.method.plan(new, engine.memories, Planning(rng.generator("plan", i)))["replay"].slots for i in range(2)]
     assert not np.array_equal(*draws)
 
 

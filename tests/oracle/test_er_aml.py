@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gracecl import rng
-from gracecl.core import MEMORY_SOURCE, Batch, Block, Incoming, Progress, Taps
+from gracecl.core import MEMORY_SOURCE, Batch, Block, Planning, Progress, StreamBatch, Taps
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.functional.losses import cross_entropy, entropy
@@ -105,13 +105,13 @@ def test_the_plan_holds_every_pair_where_it_says(metric: str) -> None:
     """Rows of the block of pairs, put in the anchors' order, are the images that were drawn for them."""
     engine = run(f"er_aml(metric='{metric}')")
     piece = longer().batch(9)
-    new = Incoming(piece.x, piece.labels, piece.sources, engine.progress)
-    plan = engine.method.plan(new, engine.memories, rng.generator("plan"))
+    new = StreamBatch(piece.x, piece.labels, piece.sources, progress=engine.progress)
+    plan = engine.method.plan(new, engine.memories, Planning(rng.generator("plan")))
     again = rng.generator("plan")
     memory = engine.memories.replay
     assert np.array_equal(plan["replay"].slots, memory.draw(64, again))
     anchors, partners = draw_pairs(piece.labels, memory, again)
-    batch = engine._assemble(plan, new, 0)
+    batch = engine.assemble(plan, new, 0)
     assert np.array_equal(batch.sources[batch.rows("anchors")], piece.sources[anchors])
     ordered = batch.sources[batch.rows("pairs")][engine.method.place.numpy()]
     from_stream = partners >= memory.capacity
@@ -261,7 +261,7 @@ def test_a_batch_of_one_class_is_a_step_on_replay_alone() -> None:
     engine = run("er_aml()")
     data = toy_data(6, 60)
     rows = np.flatnonzero(data.train_y == 1)[:10]
-    outcome = engine.learn(data.train_x[torch.from_numpy(rows)], data.train_y[rows], engine.progress.task)
+    outcome = engine.learn(StreamBatch(data.train_x[torch.from_numpy(rows)], data.train_y[rows], task=engine.progress.task))
     assert {row for row in outcome.table if not row.startswith("log/")} == {"ce/replay"}
     assert outcome.images == 64
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gracecl import Learner, rng
-from gracecl.core import Ints
+from gracecl.core import Ints, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import evaluate
 from gracecl.errors import UserError
@@ -39,7 +39,7 @@ def offer(labels: list[int], memory: int, batch: int = 3, method: str = "gdumb()
     engine = toy_engine(method, memory=memory)
     for start in range(0, len(labels), batch):
         some = np.array(labels[start : start + batch])
-        engine.learn(numbered(start, len(some)), some)
+        engine.learn(StreamBatch(numbered(start, len(some)), some))
     return engine
 
 
@@ -108,9 +108,9 @@ def test_shares_are_equal_once_every_class_had_enough_arrivals() -> None:
 def test_a_bucket_at_its_share_shrinks_only_for_a_new_class() -> None:
     engine = offer([0] * 6 + [1] * 6, 12)
     before = kept(engine)
-    engine.learn(numbered(100, 9), np.array([0, 1] * 4 + [0]))
+    engine.learn(StreamBatch(numbered(100, 9), np.array([0, 1] * 4 + [0])))
     assert kept(engine) == before
-    engine.learn(numbered(200, 1), np.array([2]))
+    engine.learn(StreamBatch(numbered(200, 1), np.array([2])))
     assert sum(map(len, kept(engine).values())) == 12
     assert kept(engine)[2] == [200]
 
@@ -269,7 +269,7 @@ def test_cutmix_comes_as_often_as_asked_and_its_loss_has_two_labels() -> None:
     assert fit is not None
     mixed = 0
     for fit.at in range(200):
-        batch = engine._assemble_fit(fit)
+        batch = engine.assemble_fit(fit)
         if "share" not in batch.targets:
             continue
         mixed += 1

@@ -15,7 +15,7 @@ from torch import Tensor
 from gracecl import nets, rng
 from gracecl.controllers import Signals, relative
 from gracecl.controllers.feedback import Feedback
-from gracecl.core import Batch, Block, Incoming, LossTable, Progress, Taps, total
+from gracecl.core import Batch, Block, LossTable, Planning, Progress, StreamBatch, Taps, total
 from gracecl.data import Data, from_arrays
 from gracecl.engine.engine import Engine, Outcome
 from gracecl.errors import UserError
@@ -76,7 +76,7 @@ def run(engine: Engine, data: Data, tasks: int = 2, batch: int = 4) -> Iterator[
     stream = split(data, 0, tasks=tasks, batch=batch)
     for step in range(len(stream)):
         part = stream.batch(step)
-        yield part.task, engine.learn(part.x, part.labels, part.task, part.sources)
+        yield part.task, engine.learn(StreamBatch(part.x, part.labels, task=part.task, sources=part.sources))
 
 
 def two_level(h: float, classes: int = 100) -> list[float]:
@@ -144,7 +144,7 @@ def test_alpha_reference_values() -> None:
             layer.weight[0, 0] = 1
         net.classifier.weight[:, 0, 1] = 1
         net.classifier.bias[:, 0, 1] = torch.tensor([0.5 - 100 * a for a in A])
-    engine._task_open = True
+    engine.task_open = True
     engine.end_task()
     assert engine.method.feedback.accuracy.tolist() == pytest.approx(A, abs=1e-7)
     assert engine.method.task_values()["alpha"] == pytest.approx(ALPHA, abs=5e-6)
@@ -289,7 +289,7 @@ def test_sigma_is_recorded() -> None:
 @dataclass
 class Step:
     engine: Engine
-    new: Incoming
+    new: StreamBatch
     batch: Batch
     out: Taps
     inner: LossTable
@@ -303,9 +303,9 @@ def step() -> Step:
         if task == 1 and engine.memories.replay.count(task=1) >= 6:
             break
     x = torch.randint(0, 256, (3, *SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    new = Incoming(x, np.array([3, 4, 5]), np.array([900, 901, 902]), engine.progress)
-    plan = engine.method.plan(new, engine.memories, np.random.default_rng(0))
-    batch = engine._assemble(plan, new, 0)
+    new = StreamBatch(x, np.array([3, 4, 5]), np.array([900, 901, 902]), progress=engine.progress)
+    plan = engine.method.plan(new, engine.memories, Planning(np.random.default_rng(0)))
+    batch = engine.assemble(plan, new, 0)
     choice = torch.Generator().manual_seed(1)
     logits = 2 * torch.randn(4, len(batch), 6, generator=choice)
     out = Taps(torch.randn(4, len(batch), 6, generator=choice), logits, engine.net.projector)
@@ -432,8 +432,8 @@ def test_stream_rows_of_er_are_the_stream_images() -> None:
         for _ in run(engine, numbered(4, 4)):
             pass
         x = torch.randint(0, 256, (3, *SHAPE), dtype=torch.uint8)
-        new = Incoming(x, np.array([0, 1, 2]), np.array([900, 901, 902]), engine.progress)
-        batch = engine._assemble(engine.method.plan(new, engine.memories, np.random.default_rng(0)), new, 0)
+        new = StreamBatch(x, np.array([0, 1, 2]), np.array([900, 901, 902]), progress=engine.progress)
+        batch = engine.assemble(engine.method.plan(new, engine.memories, Planning(np.random.default_rng(0))), new, 0)
         assert len(batch) == 8
         assert batch.sources[batch.stream_rows.numpy()].tolist() == [900, 901, 902]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gracecl.core import Batch, Taps, total
+from gracecl.core import Batch, StreamBatch, Taps, total
 from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import evaluate
 from gracecl.errors import UserError
@@ -90,7 +90,6 @@ def test_blocks() -> None:
     shared = 0
     for step in range(len(stream)):
         piece, tasks = stream.batch(step), engine.memories.replay.tasks.copy()
-        engine._advance(piece.labels, piece.task)
         batch, _ = next_batch(engine, stream)
         held, new = np.count_nonzero(tasks == piece.task), batch.blocks["new"]
         assert (new.images, new.from_stream, new.views) == (3 + min(2, held), 3, 2)
@@ -139,7 +138,7 @@ def test_cost_of_a_step() -> None:
     for task, label in ((0, 0), (0, 1), (1, 2), (1, 3)):
         for count in (90, 10):
             x = torch.from_numpy(generator.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8))
-            outcome = engine.learn(x, np.full(count, label), task)
+            outcome = engine.learn(StreamBatch(x, np.full(count, label), task=task))
         costs.append((outcome.forward, outcome.backward))
     # 64 · 1/3 = 21 images of the task and 42 of the past, then 32 and 32.
     assert costs == [(128, 128), (128, 128), (2 * 32 + 2 * 63,) * 2, (192, 192)]
@@ -292,7 +291,7 @@ def test_several_epochs_and_wrappers() -> None:
         for epoch in range(2):
             for step in range(STEPS_PER_TASK * task, STEPS_PER_TASK * (task + 1)):
                 piece, offered = stream.batch(step), engine.memories.replay.offered
-                outcome = engine.learn(piece.x, piece.labels, piece.task, piece.sources, fresh=epoch == 0)
+                outcome = engine.learn(StreamBatch(piece.x, piece.labels, task=piece.task, sources=piece.sources, fresh=epoch == 0))
                 assert engine.memories.replay.offered - offered == (len(piece.labels) if epoch == 0 else 0)
                 assert all(value.isfinite().all() for value in outcome.table.values())
         engine.end_task()

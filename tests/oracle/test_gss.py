@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.core import Incoming
+from gracecl.core import StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.memory.gss import draw_groups, draw_victims, replacement_chance, similarity, victim_weights
 from gracecl.methods.er import ER
@@ -20,10 +20,10 @@ from gracecl.testing import METHOD_LAWS, assert_same, feed, flatten, prepared, t
 SMALL = "gss(n_recall=4, n_groups=3, group_size=2, threshold={})"
 
 
-def incoming(engine: Engine, rows: slice = slice(30, 33)) -> Incoming:
+def incoming(engine: Engine, rows: slice = slice(30, 33)) -> StreamBatch:
     data = toy_data()
     labels = data.train_y[rows]
-    return Incoming(data.train_x[rows], labels, np.arange(len(labels)), engine.progress)
+    return StreamBatch(data.train_x[rows], labels, np.arange(len(labels)), progress=engine.progress)
 
 
 def slow_gradient(engine: Engine, images: Tensor, labels: np.ndarray) -> Tensor:
@@ -38,7 +38,9 @@ def slow_similarity(g: Tensor, others: list[Tensor]) -> float:
     return max(float(g @ other / max(float(g.norm() * other.norm()), 1e-8)) for other in others)
 
 
-def slow_store(engine: Engine, new: Incoming, rng: np.random.Generator, threshold: float) -> dict[int, tuple[Tensor, int, float]]:
+def slow_store(
+    engine: Engine, new: StreamBatch, rng: np.random.Generator, threshold: float
+) -> dict[int, tuple[Tensor, int, float]]:
     """slot -> (image, label, score) that the update writes, image by image, from the same random numbers."""
     memory = engine.memories.replay
     size = min(2, len(memory))
@@ -52,7 +54,7 @@ def slow_store(engine: Engine, new: Incoming, rng: np.random.Generator, threshol
         return {len(memory) + k: (new.x[k], int(new.labels[k]), own[k]) for k in range(min(free, len(new)))}
     if slow_similarity(slow_gradient(engine, new.x, new.labels), groups) >= threshold:
         return {}
-    scores = memory.notes[SCORE].double().tolist()
+    scores = memory.attributes[SCORE].double().tolist()
     low, high = min(scores), max(scores)
     weights = np.array([(score - low) / (high - low + 0.01) for score in scores])
     victims = rng.choice(memory.capacity, len(new), replace=False, p=weights / weights.sum())
@@ -70,7 +72,7 @@ def test_update(taps: int, steps: int, threshold: float) -> None:
     engine = toy_engine(SMALL.format(threshold), taps=taps, memory=5 if steps == 1 else 12)
     feed(engine, toy_stream(), until=steps)
     memory, new = engine.memories.replay, incoming(engine)
-    before = {name: value.clone() for name, value in (("images", memory.images), ("score", memory.notes[SCORE]))}
+    before = {name: value.clone() for name, value in (("images", memory.images), ("score", memory.attributes[SCORE]))}
     labels = memory.labels.copy()
     expected = slow_store(engine, new, np.random.default_rng(5), threshold)
     assert len(expected) == (2 if steps == 1 else 0) or threshold == 1.1
@@ -79,7 +81,7 @@ def test_update(taps: int, steps: int, threshold: float) -> None:
         image, label, score = expected.get(slot, (before["images"][slot], labels[slot], before["score"][slot]))
         assert torch.equal(memory.images[slot], image)
         assert memory.labels[slot] == label
-        np.testing.assert_allclose(float(memory.notes[SCORE][slot]), float(score), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(float(memory.attributes[SCORE][slot]), float(score), rtol=1e-4, atol=1e-5)
     if threshold == 1.1:
         assert expected, "some image is taken"
 
@@ -88,7 +90,7 @@ def test_first_images_have_the_first_score() -> None:
     engine = toy_engine("gss()", memory=2)
     engine.method.store(engine.memories, incoming(engine), np.random.default_rng(0), {})
     memory = engine.memories.replay
-    np.testing.assert_allclose(memory.notes[SCORE].tolist(), [0.1, 0.1])
+    np.testing.assert_allclose(memory.attributes[SCORE].tolist(), [0.1, 0.1])
     assert len(memory) == 2
     assert memory.offered == 3
 
@@ -100,7 +102,7 @@ def test_memory_stays_within_bounds() -> None:
     memory, data = engine.memories.replay, stream.data
     assert len(memory) == 10
     assert memory.offered == len(stream.order)
-    assert (memory.notes[SCORE].abs() <= 1 + 1e-5).all()
+    assert (memory.attributes[SCORE].abs() <= 1 + 1e-5).all()
     for slot in range(10):
         match = (data.train_x == memory.images[slot]).flatten(1).all(dim=1).numpy()
         assert memory.labels[slot] in data.train_y[match]
@@ -130,21 +132,23 @@ def test_what_memory_has_already_is_not_taken() -> None:
     memory.images[:], memory.labels[:] = new.x[0], new.labels[0]
     groups = engine.method.gradients(*engine.method.stored(memory, np.arange(6).reshape(3, 2)))
     np.testing.assert_allclose(engine.method.scores(new, groups).tolist(), [1.0], atol=1e-5)
-    before = memory.notes[SCORE].clone()
+    before = memory.attributes[SCORE].clone()
     engine.method.store(engine.memories, new, np.random.default_rng(0), {})
-    assert torch.equal(memory.notes[SCORE], before)
+    assert torch.equal(memory.attributes[SCORE], before)
 
 
 def test_an_absent_class_is_taken() -> None:
     """A linear model, memory of one class, stream of another: gradients are opposite."""
     engine = toy_engine("gss(n_groups=3, group_size=2, scope='heads')", net="mlp(width=4, depth=1)")
     memory, data = engine.memories.replay, toy_data()
-    memory.notes[SCORE] = torch.linspace(-0.5, 0.5, 12)
+    memory.attributes[SCORE] = torch.linspace(-0.5, 0.5, 12)
     image = data.train_x[:1]
-    memory.put(np.arange(12), image.expand(12, -1, -1, -1), np.arange(12), np.zeros(12, np.int64), 0, {SCORE: memory.notes[SCORE]})
+    memory.put(
+        np.arange(12), image.expand(12, -1, -1, -1), np.arange(12), np.zeros(12, np.int64), 0, {SCORE: memory.attributes[SCORE]}
+    )
     taken = 0
     for seed in range(10):
-        new = Incoming(image.expand(3, -1, -1, -1), np.ones(3, np.int64), np.arange(3), engine.progress)
+        new = StreamBatch(image.expand(3, -1, -1, -1), np.ones(3, np.int64), np.arange(3), progress=engine.progress)
         groups = engine.method.gradients(*engine.method.stored(memory, np.arange(6).reshape(3, 2)))
         assert seed or (engine.method.scores(new, groups) < 0).all()
         engine.method.store(engine.memories, new, np.random.default_rng(seed), {})

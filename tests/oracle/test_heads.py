@@ -263,7 +263,7 @@ def test_the_learning_rate_follows_the_method() -> None:
     slower.method.__class__ = Slower
     for engine in (slower, halved):
         feed(engine, stream, until=6)
-    halved._full_rates = [0.1]
+    halved.full_rates = [0.1]
     for engine in (slower, halved):
         feed(engine, stream, until=9)
     assert [group["lr"] for group in slower.optimiser.param_groups] == [0.1]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gracecl.core import Incoming, Progress
+from gracecl.core import Progress, StreamBatch
 from gracecl.memory import Memory
 from gracecl.memory.class_balanced import place_in_class
 from gracecl.memory.held_out import HeldOut
@@ -16,11 +16,11 @@ from gracecl.memory.held_out import HeldOut
 SHAPE = (1, 1, 2)
 
 
-def batch(labels: list[int], start: int, seen: list[int], fresh: bool = True) -> Incoming:
+def batch(labels: list[int], start: int, seen: list[int], fresh: bool = True) -> StreamBatch:
     """Image number i of the stream shows the number i."""
     numbers = np.arange(start, start + len(labels))
     x = torch.from_numpy(np.stack([numbers // 256, numbers % 256], axis=1).astype(np.uint8)).view(-1, *SHAPE)
-    return Incoming(x, np.array(labels, np.int64), numbers, Progress(seen=tuple(dict.fromkeys(seen))), fresh)
+    return StreamBatch(x, np.array(labels, np.int64), numbers, progress=Progress(seen=tuple(dict.fromkeys(seen))), fresh=fresh)
 
 
 def feed(held_out: HeldOut, labels: list[int], size: int = 4) -> list[int]:

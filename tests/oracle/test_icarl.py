@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from gracecl import rng
-from gracecl.core import MEMORY_SOURCE, NO_TASK, Progress
+from gracecl.core import MEMORY_SOURCE, NO_TASK, Progress, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import seen_scores
 from gracecl.errors import UserError
@@ -196,7 +196,7 @@ def test_candidates_are_a_bounded_sample_of_the_task_and_are_noted() -> None:
 def test_a_class_that_comes_again_is_herded_anew() -> None:
     engine, data = toy_engine("icarl()", memory=6), toy_data(6, 30)
     for task, rows in enumerate((np.arange(0, 20), np.arange(20, 30))):
-        engine.learn(data.train_x[rows], data.train_y[rows], task)
+        engine.learn(StreamBatch(data.train_x[rows], data.train_y[rows], task=task))
         before = exemplars(engine).get(0, [])
         engine.end_task()
     assert len(before) == 6
@@ -278,9 +278,9 @@ def test_cost() -> None:
     feed(engine, stream, until=9)
     [outcome] = feed(engine, stream, until=10)
     assert (outcome.images, outcome.forward, outcome.backward) == (16, 32, 16)
-    before = engine.net.forwarded
+    before = engine.net.meter.forward
     engine.end_task()
-    assert engine.net.forwarded - before == 20 + 40
+    assert engine.net.meter.forward - before == 20 + 40
 
 
 def test_laws_with_the_reservoir() -> None:

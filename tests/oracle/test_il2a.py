@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gracecl.core import Batch, Incoming, Taps, total
+from gracecl.core import Batch, StreamBatch, Taps, total
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.methods.il2a import IL2A, factor
@@ -32,9 +32,8 @@ def il2a(engine: Engine) -> IL2A:
 def before_mixing(engine: Engine, stream) -> Batch:
     """The next step's batch as it is before `prepare`."""
     piece = stream.batch(engine.progress.step)
-    engine._advance(piece.labels, piece.task)
-    new = Incoming(piece.x, piece.labels, piece.sources, engine.progress, piece.fresh)
-    return engine._assemble(engine._plan(new, 0), new, 0)
+    new = engine.meet(piece)
+    return engine.assemble(engine.plan(new, 0), new, 0)
 
 
 def log_softmax(row: list[float], allowed: list[int]) -> dict[int, float]:
@@ -146,7 +145,7 @@ def test_mixes() -> None:
 
 def learn(engine: Engine, labels: list[int], task: int, seed: int = 0):
     x = torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (len(labels), *TOY_SHAPE), dtype=np.uint8))
-    return engine.learn(x, np.array(labels), task)
+    return engine.learn(StreamBatch(x, np.array(labels), task=task))
 
 
 def test_images_of_one_class_are_not_mixed() -> None:
@@ -163,11 +162,13 @@ def test_images_of_one_class_are_not_mixed() -> None:
 def test_only_the_first_classes_of_a_task_are_mixed(mixed_classes: int, mixed: set[frozenset[int]]) -> None:
     engine = toy_engine(f"il2a(mixed_classes={mixed_classes})")
     learn(engine, [5, 0, 2, 4], 0)
-    new = Incoming(torch.zeros(8, *TOY_SHAPE, dtype=torch.uint8), np.array([5, 0, 2, 4] * 2), np.arange(8), engine.progress)
+    new = StreamBatch(
+        torch.zeros(8, *TOY_SHAPE, dtype=torch.uint8), np.array([5, 0, 2, 4] * 2), np.arange(8), progress=engine.progress
+    )
     found = set()
     for repeat in range(5):
-        batch = engine._assemble(engine._plan(new, repeat), new, repeat)
-        engine._prepare_batch(batch)
+        batch = engine.assemble(engine.plan(new, repeat), new, repeat)
+        engine.update.prepare(batch)
         found |= {frozenset({[5, 0, 2, 4][place] for place in all_pairs(mixed_classes)[label - 6]}) for label in batch.labels[8:]}
     assert found == mixed
     assert il2a(engine).pairs.weight.shape[-1] == mixed_classes * (mixed_classes - 1) // 2
@@ -180,7 +181,7 @@ def test_extra_classes_are_those_of_the_task() -> None:
     at_first = [value.detach().clone() for value in method.pairs.parameters()]
     feed(engine, stream, until=STEPS_PER_TASK - 1)
     piece = stream.batch(STEPS_PER_TASK - 1)
-    engine.learn(piece.x, piece.labels, piece.task)
+    engine.learn(StreamBatch(piece.x, piece.labels, task=piece.task))
     used = torch.nonzero((method.pairs.weight != at_first[0]).any(dim=1)[0]).flatten().tolist()
     assert 0 in used
     before = features_and_logits(engine)
@@ -188,7 +189,7 @@ def test_extra_classes_are_those_of_the_task() -> None:
     for one, two in zip(features_and_logits(engine), before, strict=True):
         assert torch.equal(one, two)
     assert before[1].shape[-1] == 6
-    engine._advance(np.array([5]), 1)
+    engine.meet(StreamBatch(torch.zeros(1, *TOY_SHAPE, dtype=torch.uint8), np.array([5]), task=1))
     for value, fresh in zip(method.pairs.parameters(), at_first, strict=True):
         assert torch.equal(value, fresh)
 
@@ -294,7 +295,7 @@ def test_images_kept_for_the_statistics_alone() -> None:
     engine, stream = toy_engine("il2a(n_recall=0, n_statistics=50)", memory=0), toy_stream()
     feed(engine, stream, until=STEPS_PER_TASK - 1)
     piece = stream.batch(STEPS_PER_TASK - 1)
-    engine.learn(piece.x, piece.labels, piece.task)
+    engine.learn(StreamBatch(piece.x, piece.labels, task=piece.task))
     assert engine.memories.beyond_budget == 50
     assert len(engine.memories["il2a"]) == 18
     [layer] = features_of(engine.net, stream.data.train_x)
@@ -372,7 +373,7 @@ def test_no_pull_right_after_the_teacher_was_made() -> None:
     engine, stream = toy_engine("il2a()", taps=2), toy_stream()
     feed(engine, stream, until=STEPS_PER_TASK)
     batch = before_mixing(engine, stream)
-    engine._prepare_batch(batch)
+    engine.update.prepare(batch)
     engine.net.eval()
     row = engine.method.losses(engine.net(batch.x), batch)["kd/features"]
     assert row.tolist() == [0.0, 0.0]

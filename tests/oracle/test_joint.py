@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gracecl import nets, rng
-from gracecl.core import MEMORY_SOURCE, NO_TASK, Batch, Taps
+from gracecl.core import MEMORY_SOURCE, NO_TASK, Batch, StreamBatch, Taps
 from gracecl.data import Data, from_arrays
 from gracecl.engine.engine import Engine, Outcome
 from gracecl.engine.evaluate import evaluate
@@ -67,7 +67,7 @@ def run(engine: Engine, stream: Stream) -> list[Outcome]:
     outcomes = []
     for step in range(len(stream)):
         part = stream.batch(step)
-        outcomes.append(engine.learn(part.x, part.labels, part.task, part.sources, part.fresh))
+        outcomes.append(engine.learn(part))
     return outcomes
 
 
@@ -102,7 +102,14 @@ def test_joint_without_a_second_batch_is_fine_tuning_in_random_order(tasks: int)
     by_hand = make_engine(SGD())
     for start in range(0, 22, 5):
         images = np.array(order[start : start + 5])
-        by_hand.learn(data.train_x[torch.from_numpy(images)], data.train_y[images], NO_TASK, np.arange(start, start + len(images)))
+        by_hand.learn(
+            StreamBatch(
+                data.train_x[torch.from_numpy(images)],
+                data.train_y[images],
+                task=NO_TASK,
+                sources=np.arange(start, start + len(images)),
+            )
+        )
     assert same_weights(joint, by_hand)
     assert len(stream) == 5
 
@@ -159,7 +166,7 @@ def after_one_replay(reduction: str, b: int, recalled: int) -> Engine:
     engine = make_engine(SpyER(recalled, reduction), memory=50, augmentation="none", optimiser="sgd(lr=0.0)")
     data = noise(40, 4)
     for rows in (slice(0, 20), slice(20, 20 + b)):
-        engine.learn(data.train_x[rows], data.train_y[rows])
+        engine.learn(StreamBatch(data.train_x[rows], data.train_y[rows]))
     return engine
 
 
@@ -200,7 +207,7 @@ def test_the_two_reductions_go_through_the_net_together_or_apart() -> None:
         engine.net.backbone.register_forward_hook(lambda module, inputs, out, sizes=sizes: sizes.append(len(inputs[0])))
         data = noise(25, 4)
         for rows in (slice(0, 20), slice(20, 25)):
-            engine.learn(data.train_x[rows], data.train_y[rows])
+            engine.learn(StreamBatch(data.train_x[rows], data.train_y[rows]))
     assert forwards == {"concat": [20, 5 + 6], "sum_of_means": [20, 5, 6]}
 
 
@@ -215,7 +222,7 @@ def test_a_batch_does_not_replay_itself() -> None:
     """The draw comes before the batch is stored: at the first step only the stream's images are seen."""
     engine = make_engine(SpyER(), memory=50, augmentation="none")
     data = noise(12, 4)
-    assert engine.learn(data.train_x, data.train_y).images == 12
+    assert engine.learn(StreamBatch(data.train_x, data.train_y)).images == 12
     assert len(engine.memories.replay) == 12
 
 
@@ -241,7 +248,7 @@ def test_images_are_stored_as_they_came() -> None:
     engine = make_engine(ER(), memory=20, augmentation="full")
     x = data.train_x.clone()
     for start in (0, 10):
-        engine.learn(x[start : start + 10], data.train_y[start : start + 10])
+        engine.learn(StreamBatch(x[start : start + 10], data.train_y[start : start + 10]))
     x.zero_()
     assert torch.equal(engine.memories.replay.images, data.train_x)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gracecl.core import NO_TASK, Progress
+from gracecl.core import NO_TASK, Progress, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.functional.losses import cross_entropy
@@ -162,7 +162,7 @@ def test_a_class_that_comes_back_counts_as_new() -> None:
     engine = toy_engine("lode()")
     x = torch.randint(0, 256, (4, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     for task, labels in enumerate(([0, 1, 0, 1], [1, 2, 2, 1], [0, 1, 2, 3])):
-        outcome = engine.learn(x, np.array(labels), task)
+        outcome = engine.learn(StreamBatch(x, np.array(labels), task=task))
         assert all(value.isfinite().all() for value in outcome.table.values())
     assert outcome.table["log/inter"].item() == pytest.approx(0, abs=1e-6)
 
@@ -171,7 +171,7 @@ def test_cost_of_a_step() -> None:
     engine, generator = toy_engine("lode()", memory=80), np.random.default_rng(0)
     for step in range(9):
         x = torch.from_numpy(generator.integers(0, 256, (10, 1, 8, 8), dtype=np.uint8))
-        outcome = engine.learn(x, np.full(10, step // 5), step // 5)
+        outcome = engine.learn(StreamBatch(x, np.full(10, step // 5), task=step // 5))
     assert (outcome.forward, outcome.backward) == (138, 138)
 
 

@@ -189,7 +189,7 @@ def test_the_margin_is_on_cosines_whatever_the_scale() -> None:
     before = engine.method.losses(out, batch)["margin/old"]
     with torch.no_grad():
         engine.net.classifier.scale *= 100
-    after = engine.method.losses(engine._forward(batch), batch)["margin/old"]
+    after = engine.method.losses(engine.update.forward(batch), batch)["margin/old"]
     torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-7)
 
 

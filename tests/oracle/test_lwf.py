@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gracecl.core import NO_TASK, Taps
+from gracecl.core import NO_TASK, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.losses import distillation
 from gracecl.nets.teacher import Teacher, frozen_copy
@@ -127,7 +127,7 @@ def test_teacher_stays_what_it_was() -> None:
     then = {name: value.clone() for name, value in engine.net.state_dict().items()}
     piece = stream.batch(FIRST_TASK)
     for _ in range(100):
-        engine.learn(piece.x, piece.labels, piece.task)
+        engine.learn(StreamBatch(piece.x, piece.labels, task=piece.task))
     teacher = engine.method.right.teacher.copy
     assert_same(teacher.state_dict(), then, "the teacher after 100 steps")
     assert not teacher.training
@@ -173,7 +173,7 @@ def test_cost_of_a_step() -> None:
     engine, generator, costs = toy_engine("lwf()"), np.random.default_rng(0), []
     for task in (0, 0, 1, 1):
         x = torch.from_numpy(generator.integers(0, 256, (10, 1, 8, 8), dtype=np.uint8))
-        outcome = engine.learn(x, generator.integers(2 * task, 2 * task + 2, 10), task)
+        outcome = engine.learn(StreamBatch(x, generator.integers(2 * task, 2 * task + 2, 10), task=task))
         costs.append((outcome.forward, outcome.backward))
     assert costs == [(10, 10), (10, 10), (20, 10), (20, 10)]
 

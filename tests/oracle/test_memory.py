@@ -170,7 +170,7 @@ def test_the_input_may_be_changed_afterwards() -> None:
     notes.zero_()
     np.testing.assert_array_equal(held(memory), ids)
     np.testing.assert_array_equal(memory.labels, label_of(ids))
-    np.testing.assert_array_equal(memory.notes["score"].numpy(), ids)
+    np.testing.assert_array_equal(memory.attributes["score"].numpy(), ids)
     np.testing.assert_array_equal(np.sort(memory.draw(8, np.random.default_rng(0), labels=[0])), np.flatnonzero(memory.labels == 0))
 
 
@@ -182,8 +182,8 @@ def test_notes_follow_their_image() -> None:
         vector = torch.from_numpy(np.stack([ids, ids**2], axis=1)).float()
         offer(memory, ids, rng, logits=vector, weight=torch.from_numpy(-ids))
         kept = held(memory)
-        np.testing.assert_array_equal(memory.notes["logits"][: len(memory), 1].numpy(), kept.astype(float) ** 2)
-        np.testing.assert_array_equal(memory.notes["weight"][: len(memory)].numpy(), -kept)
+        np.testing.assert_array_equal(memory.attributes["logits"][: len(memory), 1].numpy(), kept.astype(float) ** 2)
+        np.testing.assert_array_equal(memory.attributes["weight"][: len(memory)].numpy(), -kept)
 
 
 def test_content_does_not_depend_on_what_was_drawn() -> None:
@@ -357,7 +357,7 @@ def test_a_restored_memory_goes_on_the_same(offered: int) -> None:
         np.testing.assert_array_equal(held(memory), held(restored))
         np.testing.assert_array_equal(memory.labels, restored.labels)
         np.testing.assert_array_equal(memory.tasks, restored.tasks)
-        assert torch.equal(memory.notes["score"], restored.notes["score"])
+        assert torch.equal(memory.attributes["score"], restored.attributes["score"])
         assert (memory.offered, memory.composition()) == (restored.offered, restored.composition())
         check_bookkeeping(restored)
 
@@ -393,16 +393,16 @@ def test_a_saved_memory_that_does_not_fit_is_refused() -> None:
 
 def test_a_second_store_takes_its_slots_from_the_budget() -> None:
     memories = Memories(50, SHAPE)
-    aside = memories.carve("heldout", 5)
+    aside = memories.reserve("heldout", 5)
     assert (memories.replay.capacity, aside.capacity, memories["heldout"]) == (45, 5, aside)
     with pytest.raises(UserError, match="46 slots"):
-        memories.carve("more", 46)
+        memories.reserve("more", 46)
 
 
 def test_all_stores_are_saved() -> None:
     memories, restored = Memories(50, SHAPE), Memories(50, SHAPE)
     for each in (memories, restored):
-        each.carve("heldout", 5)
+        each.reserve("heldout", 5)
     offer(memories.replay, np.arange(60), np.random.default_rng(0))
     offer(memories["heldout"], np.arange(60, 80), np.random.default_rng(1))
     restored.load_state_dict(copy.deepcopy(memories.state_dict()))

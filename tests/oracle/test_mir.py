@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.core import Incoming
+from gracecl.core import Planning, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.methods.mir import BEST_LOSS
 from gracecl.streams import Stream
@@ -20,10 +20,14 @@ PLAIN_NET = "mlp(width=12, depth=4)"
 SMALL = "mir(n_recall=4, n_candidates=9{})"
 
 
-def incoming(engine: Engine, stream: Stream, **more) -> Incoming:
-    piece = stream.batch(engine.progress.step)
-    engine._advance(piece.labels, piece.task)
-    return Incoming(piece.x, piece.labels, piece.sources, engine.progress, piece.fresh, **more)
+def incoming(engine: Engine, stream: Stream) -> StreamBatch:
+    return engine.meet(stream.batch(engine.progress.step))
+
+
+def scores_of(engine: Engine, new: StreamBatch, slots: np.ndarray, **planning) -> Tensor:
+    """By how much the method says that the loss of each candidate would grow."""
+    before, after = engine.method.losses_around_the_step(new, engine.memories, Planning(engine.rng("plan"), **planning), slots)
+    return after - before
 
 
 def slow_scores(engine: Engine, x: Tensor, y: np.ndarray, slots: np.ndarray, rate: float, mode: str) -> list[float]:
@@ -53,7 +57,7 @@ def test_scores(taps: int, mode: str) -> None:
     new = incoming(engine, stream)
     slots = np.array([7, 2, 11, 0, 5, 9])
     expected = slow_scores(engine, engine.net.pixels.normalise(new.x), new.labels, slots, 0.3, mode)
-    found = engine.method.interference(new, engine.memories, slots)
+    found = scores_of(engine, new, slots)
     np.testing.assert_allclose(found.tolist(), expected, rtol=1e-3, atol=1e-5)
 
 
@@ -61,45 +65,44 @@ def test_the_look_ahead_uses_the_step_s_own_images_and_the_optimiser_s_rate() ->
     engine, stream = prepared(SMALL.format(""), optimiser="sgd(lr=0.2)")
     batch, _ = next_batch(engine, stream)
     new = incoming(engine, stream)
-    slots = np.sort(engine.memories.replay.draw(9, engine._rng("plan")))
+    slots = np.sort(engine.memories.replay.draw(9, engine.rng("plan")))
     views = batch.x[batch.rows("new")]
     assert not torch.equal(views, engine.net.pixels.normalise(new.x)), "the run augments"
     scores = slow_scores(engine, views, new.labels, slots, 0.2, "frozen")
     best = slots[np.argsort(scores)[-4:]]
-    assert set(engine._plan(new, 0)["replay"].slots) == set(best)
+    assert set(engine.plan(new, 0)["replay"].slots) == set(best)
 
 
 @pytest.mark.parametrize(("optimiser", "rate"), [("sgd(lr=0.02)", 0.02), ("adam(lr=0.001)", 0.1)])
 def test_rate_of_the_look_ahead(optimiser: str, rate: float) -> None:
     seen = []
     engine, stream = prepared(SMALL.format(""), optimiser=optimiser)
-    interference = engine.method.interference
+    losses = engine.method.losses_around_the_step
 
-    def watched(new: Incoming, *rest):
+    def watched(new: StreamBatch, *rest):
         fixed = toy_engine(SMALL.format(f", virtual_lr={rate}"))
         fixed.net.load_state_dict(engine.net.state_dict())
-        seen.append((interference(new, *rest), fixed.method.interference(new, *rest)))
+        seen.append((losses(new, *rest), fixed.method.losses_around_the_step(new, *rest)))
         return seen[-1][0]
 
-    engine.method.interference = watched
-    engine._plan(incoming(engine, stream), 0)
-    assert torch.equal(*seen[0])
+    engine.method.losses_around_the_step = watched
+    engine.plan(incoming(engine, stream), 0)
+    assert torch.equal(seen[0][0][1], seen[0][1][1])
 
 
 def test_no_step_no_interference() -> None:
     engine, stream = prepared(SMALL.format(", virtual_lr=0"))
-    scores = engine.method.interference(incoming(engine, stream), engine.memories, np.arange(9))
+    scores = scores_of(engine, incoming(engine, stream), np.arange(9))
     assert torch.equal(scores, torch.zeros(9))
 
 
 def test_the_largest_scores_are_selected() -> None:
     engine, stream = prepared(SMALL.format(""))
     new = incoming(engine, stream)
-    candidates = engine.memories.replay.draw(9, engine._rng("plan"))
-    chosen = set(engine._plan(new, 0)["replay"].slots)
-    view = engine._assemble(engine._plan(new, 0), new, 0).x[:3]
-    seen = Incoming(new.x, new.labels, new.sources, new.progress, view=lambda: view)
-    scores = engine.method.interference(seen, engine.memories, candidates)
+    candidates = engine.memories.replay.draw(9, engine.rng("plan"))
+    chosen = set(engine.plan(new, 0)["replay"].slots)
+    view = engine.assemble(engine.plan(new, 0), new, 0).x[:3]
+    scores = scores_of(engine, new, candidates, preview=lambda: view)
     by_slot = dict(zip(candidates.tolist(), scores.tolist(), strict=True))
     assert chosen <= set(by_slot)
     assert min(by_slot[slot] for slot in chosen) >= max(score for slot, score in by_slot.items() if slot not in chosen)
@@ -116,8 +119,8 @@ def test_scores_do_not_depend_on_the_order_of_candidates() -> None:
     engine, stream = prepared(SMALL.format(""), net=PLAIN_NET)
     new, slots = incoming(engine, stream), np.arange(9)
     order = np.array([4, 0, 8, 1, 7, 2, 6, 3, 5])
-    one = engine.method.interference(new, engine.memories, slots)
-    two = engine.method.interference(new, engine.memories, slots[order])
+    one = scores_of(engine, new, slots)
+    two = scores_of(engine, new, slots[order])
     torch.testing.assert_close(two, one[torch.from_numpy(order)], rtol=1e-4, atol=1e-6)
 
 
@@ -140,7 +143,7 @@ def test_a_small_step_scores_by_the_alignment_of_gradients() -> None:
     expected = [-rate * float(g @ gradient(candidates[i : i + 1], torch.tensor([int(memory.labels[i])]))) for i in range(9)]
     normalise = engine.net.pixels.normalise
     engine.net.pixels.normalise = lambda images: normalise(images).double()
-    found = engine.method.interference(new, engine.memories, slots)
+    found = scores_of(engine, new, slots)
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-2, atol=1e-9)
 
 
@@ -148,7 +151,7 @@ def test_scoring_moves_nothing_and_the_virtual_weights_are_forgotten() -> None:
     engine, stream = prepared(SMALL.format(""))
     new = incoming(engine, stream)
     with engine_untouched(engine, "scoring"):
-        engine.method.interference(new, engine.memories, np.arange(9))
+        scores_of(engine, new, np.arange(9))
 
 
 def test_interference_is_found() -> None:
@@ -164,31 +167,31 @@ def test_interference_is_found() -> None:
     labels = np.repeat([0, 1], 20)
     memory.add(generator, torch.cat([images(shared, 20), images(other, 20)]), labels)
     for _ in range(40):  # until it knows both
-        engine.learn(memory.images, memory.labels, fresh=False)
+        engine.learn(StreamBatch(memory.images, memory.labels, fresh=False))
     found = 0
     for step in range(10):
-        new = Incoming(images(shared, 5), np.full(5, 2), np.arange(5) + 5 * step, engine.progress)
-        found += int((memory.labels[engine.method.plan(new, engine.memories, generator)["replay"].slots] == 0).sum())
+        new = StreamBatch(images(shared, 5), np.full(5, 2), np.arange(5) + 5 * step, progress=engine.progress)
+        found += int((memory.labels[engine.method.plan(new, engine.memories, Planning(generator))["replay"].slots] == 0).sum())
     assert found > 65, f"{found} of 100 are of the class that suffers; 50 ± 5 by chance"
 
 
 def test_best_loss_is_kept_per_slot() -> None:
     """The note of a slot is its loss at entry, and falls to the loss now wherever that is smaller; it never rises."""
     engine, stream = prepared(SMALL.format(", criterion='over_best'"))
-    notes = engine.memories.replay.notes[BEST_LOSS]
+    notes = engine.memories.replay.attributes[BEST_LOSS]
     assert notes.shape == (12,)
     assert (notes > 0).all()
     notes.fill_(1e9)
     new = incoming(engine, stream)
-    drawn = engine.memories.replay.draw(9, engine._rng("plan"))
-    plan = engine._plan(new, 0)
+    drawn = engine.memories.replay.draw(9, engine.rng("plan"))
+    plan = engine.plan(new, 0)
     assert (notes == 1e9).all(), "planning writes nothing"
-    batch = engine._assemble(plan, new, 0)
-    engine._update(batch)
+    batch = engine.assemble(plan, new, 0)
+    engine.update(batch)
     assert (notes[torch.from_numpy(drawn)] < 1e3).all()
     assert (notes == 1e9).sum() == 3
     held = notes.clone()
-    engine._update(engine._assemble(engine._plan(new, 0), new, 0))
+    engine.update(engine.assemble(engine.plan(new, 0), new, 0))
     assert (notes <= held).all()
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl import nets, rng
-from gracecl.core import MEMORY_SOURCE, Batch, Block, Incoming, Progress, Taps
+from gracecl.core import MEMORY_SOURCE, Batch, Block, Planning, Progress, StreamBatch, Taps
 from gracecl.data import Data, from_arrays
 from gracecl.engine.engine import Engine, Outcome
 from gracecl.errors import UserError
@@ -60,7 +60,7 @@ def run(engine: Engine, data: Data, tasks: int, batch: int = 10, steps: int = 10
     stream = split(data, 0, tasks=tasks, batch=batch).cut(steps)
     for step in range(len(stream)):
         part = stream.batch(step)
-        yield part.task, engine.learn(part.x, part.labels, part.task, part.sources)
+        yield part.task, engine.learn(StreamBatch(part.x, part.labels, task=part.task, sources=part.sources))
 
 
 @pytest.fixture(scope="module")
@@ -167,8 +167,8 @@ def planned(
 ) -> dict[str, tuple]:
     """(from the stream, from memory) of each block, for a learner that has met so many classes."""
     progress = Progress(99, task, first, tuple(range(seen)), tuple(range(seen - new, seen)))
-    incoming = Incoming(torch.zeros(b, 1, 1, 1, dtype=torch.uint8), np.full(b, seen - 1), np.arange(b), progress)
-    plan = MOSE(**options).plan(incoming, memories, np.random.default_rng(0))
+    incoming = StreamBatch(torch.zeros(b, 1, 1, 1, dtype=torch.uint8), np.full(b, seen - 1), np.arange(b), progress=progress)
+    plan = MOSE(**options).plan(incoming, memories, Planning(np.random.default_rng(0)))
     for name, rows in plan.items():
         tasks = memories.replay.tasks[rows.slots]
         assert (tasks == task).all() if name == "new" else (tasks != task).all()
@@ -402,7 +402,7 @@ def test_without_task_marks_the_batchs_classes_stand_for_the_task() -> None:
     groups = [[0, 1], [2, 3], [4, 5], [1, 4]]
     for step in range(12):
         mine = np.flatnonzero(np.isin(labels, groups[step // 3]))[4 * (step % 3) : 4 * (step % 3) + 4]
-        outcome = engine.learn(images[torch.from_numpy(mine)], labels[mine])
+        outcome = engine.learn(StreamBatch(images[torch.from_numpy(mine)], labels[mine]))
         if step == 0:
             assert outcome is None
             continue

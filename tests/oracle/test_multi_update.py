@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gracecl.core import Batch, Incoming
+from gracecl.core import Batch
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.testing import feed, toy_engine, toy_stream
@@ -19,10 +19,9 @@ def batches(engine: Engine, stream: Any, step: int) -> list[Batch]:
     """What the updates of a step train on."""
     piece = stream.batch(step)
     feed(engine, stream, until=step)
-    engine._advance(piece.labels, piece.task)
-    new = Incoming(piece.x, piece.labels, piece.sources, engine.progress)
-    plans = ((repeat, engine._plan(new, repeat)) for repeat in range(engine.method.repeats))
-    return [engine._assemble(plan, new, repeat) for repeat, plan in plans if plan]
+    new = engine.meet(piece)
+    plans = ((repeat, engine.plan(new, repeat)) for repeat in range(engine.method.repeats))
+    return [engine.assemble(plan, new, repeat) for repeat, plan in plans if plan]
 
 
 def stream_images(batch: Batch) -> Counter[int]:
@@ -68,16 +67,16 @@ def test_two_updates_share_four_views_first_with_last() -> None:
 def test_what_is_stored_beside_an_image_is_its_own_updates() -> None:
     """DER keeps the logits of each stream image: those of the update that held it, in the order of the batch."""
     engine, seen = toy_engine("multi_update(der(n_recall=6), updates=3)", memory=40), []
-    inner, notes_of = engine.method.inner, engine.method.inner.notes
+    inner, notes_of = engine.method.inner, engine.method.inner.attributes
 
     def spy(out: Any, batch: Batch) -> dict[str, torch.Tensor]:
         notes = notes_of(out, batch)
         seen.append((batch.sources[batch.rows("new")], notes["logits"]))
         return notes
 
-    inner.notes = spy
+    inner.attributes = spy
     feed(engine, toy_stream(batch=6), until=1)
-    stored, expected = engine.memories.replay.notes["logits"], torch.empty(6, 1, 6)
+    stored, expected = engine.memories.replay.attributes["logits"], torch.empty(6, 1, 6)
     first = toy_stream(batch=6).batch(0).sources.tolist()
     for sources, logits in seen:
         expected[[first.index(source) for source in sources.tolist()]] = logits

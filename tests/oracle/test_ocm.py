@@ -11,7 +11,7 @@ from torch import Tensor
 from turned_loops import contrast, engine_of, mean_cross_entropy, projections_kept, run, stream, turned
 
 from gracecl import rng
-from gracecl.core import NO_TASK, Incoming, Taps
+from gracecl.core import NO_TASK, StreamBatch, Taps
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.functional import augment
@@ -153,14 +153,13 @@ def test_at_most_seven_images_per_class_met_are_replayed() -> None:
     engine, whole = engine_of("ocm()", memory=100), stream(batch=4, per_class=30)
     feed(engine, whole, 17)
     piece = whole.batch(17)
-    engine._advance(piece.labels, piece.task)
-    new = Incoming(piece.x, piece.labels, piece.sources, engine.progress)
+    new = engine.meet(piece)
     held = len(engine.memories.replay)
     assert held > 7 * len(engine.progress.seen) + 4
     for options, wanted in (({}, 7 * len(engine.progress.seen)), ({"n_recall": 5}, 5), ({"recall_per_class": 2}, 8)):
         for name, value in options.items():
             setattr(engine.method, name, value)
-        plan = engine._plan(new, 0)
+        plan = engine.plan(new, 0)
         assert len(plan["replay"].slots) == min(wanted, held)
         engine.method.n_recall = 64
         np.testing.assert_array_equal(plan["replay"].slots, plan["supervised"].slots)
@@ -183,7 +182,11 @@ def test_the_order_of_a_batch_does_not_matter(until: int) -> None:
     for rows in (np.arange(5), order):
         engine = engine_of(SMALL)
         feed(engine, whole, until)
-        tables.append(engine.learn(piece.x[torch.from_numpy(rows)], piece.labels[rows], piece.task, piece.sources[rows]).table)
+        tables.append(
+            engine.learn(
+                StreamBatch(piece.x[torch.from_numpy(rows)], piece.labels[rows], task=piece.task, sources=piece.sources[rows])
+            ).table
+        )
     assert ("kd/logits" in tables[0]) == (piece.task > 0)
     for row, value in tables[0].items():
         torch.testing.assert_close(value, tables[1][row], rtol=1e-4, atol=1e-5)
@@ -351,7 +354,7 @@ def test_streams_without_task_marks_renew_the_teacher_every_so_many_steps() -> N
 
     def learn(step: int) -> set[str]:
         rows = np.array([step, 17 - step])
-        return set(engine.learn(data.train_x[torch.from_numpy(rows)], data.train_y[rows], NO_TASK).table)
+        return set(engine.learn(StreamBatch(data.train_x[torch.from_numpy(rows)], data.train_y[rows], task=NO_TASK)).table)
 
     for step in range(4):
         assert "kd/logits" not in learn(step)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gracecl import Learner, nets
-from gracecl.core import NO_TASK
+from gracecl.core import NO_TASK, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.functional.augment import Pixels
@@ -129,7 +129,7 @@ def test_every_step_is_that_of_the_slow_program(taps: int) -> None:
     for step in range(len(stream)):
         batch = stream.batch(step)
         before = engine.method.consolidated
-        engine.learn(batch.x, batch.labels, batch.task, batch.sources)
+        engine.learn(StreamBatch(batch.x, batch.labels, task=batch.task, sources=batch.sources))
         slow.step(batch.x, torch.from_numpy(batch.labels))
         if engine.method.consolidated > before:
             fired.append(step)
@@ -281,7 +281,7 @@ def test_penalty_is_that_of_the_layer_where_a_factor_acts_first(monkeypatch: pyt
     assert ["penalty/online_lora" in outcome.table for outcome in outcomes] == [False] * 5 + [True] * 3
     omega = engine.method.flat.scatter(engine.method.importance)
     batch = toy_stream().batch(8)
-    [outcome] = [engine.learn(batch.x, batch.labels)]
+    [outcome] = [engine.learn(StreamBatch(batch.x, batch.labels))]
     again = build("online_lora(n_hard=2, strength=30.0)", taps=4)
     monkeypatch.setattr(LossWindow, "add", lambda window, loss, ready: again.progress.step == 4)
     feed(again, toy_stream(), until=8)
@@ -297,7 +297,7 @@ def test_no_penalty_without_strength_or_importance(monkeypatch: pytest.MonkeyPat
     engine = consolidated(monkeypatch, {4}, until=6, method=method)
     engine.method.importance.zero_()
     batch = toy_stream().batch(6)
-    row = engine.learn(batch.x, batch.labels).table.get("penalty/online_lora")
+    row = engine.learn(StreamBatch(batch.x, batch.labels)).table.get("penalty/online_lora")
     assert (row is None) == ("strength" in method)
     assert row is None or not row.any()
 
@@ -383,7 +383,7 @@ def test_hard_batches_are_those_with_the_largest_losses() -> None:
     for step in range(len(stream)):
         batch = stream.batch(step)
         before = engine.memories.replay.images[: len(engine.memories.replay)].clone()
-        engine.learn(batch.x, batch.labels, batch.task)
+        engine.learn(StreamBatch(batch.x, batch.labels, task=batch.task))
         losses, memory = engine.method.latest, engine.memories.replay
         entries = [batch.x, *(before.split(3) if len(before) else ())]
         order = sorted(range(len(entries)), key=lambda entry: -losses[entry])[:2]
@@ -488,7 +488,7 @@ def test_grace_weighs_both_rows_and_the_detector_sees_the_losses_themselves() ->
     stream = toy_stream()
     feed(engine, stream, until=8)
     batch = stream.batch(8)
-    table = engine.learn(batch.x, batch.labels, batch.task, batch.sources).table
+    table = engine.learn(StreamBatch(batch.x, batch.labels, task=batch.task, sources=batch.sources)).table
     alpha = table["log/alpha"]
     assert (alpha != 1).any()
     assert "entropy" in table

@@ -13,7 +13,7 @@ from torch import Tensor
 from turned_loops import contrast, engine_of, mean_cross_entropy, run, stream, turned, unit
 
 from gracecl import rng
-from gracecl.core import NO_TASK, Batch, Incoming, Progress, Rows, Taps
+from gracecl.core import NO_TASK, Batch, Progress, Selection, StreamBatch, Taps
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.functional import augment
@@ -143,10 +143,9 @@ def test_the_first_batch_of_a_task_replays_images_as_they_are() -> None:
 def test_mixed_images_lie_between_their_parents_in_every_view() -> None:
     engine = run(SMALL, LATER, augment="none")
     piece = stream().batch(LATER)
-    engine._advance(piece.labels, piece.task)
-    new = Incoming(piece.x, piece.labels, piece.sources, engine.progress)
-    plan = engine._plan(new, 0)
-    batch = engine._assemble(plan, new, 0)
+    new = engine.meet(piece)
+    plan = engine.plan(new, 0)
+    batch = engine.assemble(plan, new, 0)
     method, memory, pixels = engine.method, engine.memories.replay, engine.net.pixels
     first, second = pixels.normalise(memory[plan["replay"].slots]), pixels.normalise(method.blend[0].others)
     np.testing.assert_array_equal(method.other, [labels_of_image(memory, image) for image in method.blend[0].others])
@@ -291,7 +290,7 @@ def attached(memories: Memories, **options: float) -> OnPro:
 
 
 def feedback(method: OnPro, memories: Memories, slots: np.ndarray, generator: np.random.Generator) -> Mixes:
-    new = Incoming(torch.zeros(0), np.empty(0, np.int64), np.empty(0, np.int64), Progress(task=1, seen=(3, 0, 5, 1)))
+    new = StreamBatch(torch.zeros(0), np.empty(0, np.int64), np.empty(0, np.int64), progress=Progress(task=1, seen=(3, 0, 5, 1)))
     return method.prototype_feedback(slots, new, memories.replay, generator)
 
 
@@ -439,21 +438,20 @@ def test_a_mixed_image_stands_alone_with_its_views() -> None:
 def test_plans_read_prototypes_of_the_last_step_alone() -> None:
     engine = run(SMALL, LATER)
     piece = stream().batch(LATER)
-    engine._advance(piece.labels, piece.task)
-    new = Incoming(piece.x, piece.labels, piece.sources, engine.progress)
+    new = engine.meet(piece)
 
-    def slots(plan: dict[str, Rows]) -> list[int]:
+    def slots(plan: dict[str, Selection]) -> list[int]:
         return plan["replay"].slots.tolist()
 
-    once = slots(engine._plan(new, 0))
-    assert slots(engine._plan(new, 0)) == once
+    once = slots(engine.plan(new, 0))
+    assert slots(engine.plan(new, 0)) == once
     engine.method.proto.zero_()
-    assert sorted(slots(engine._plan(new, 0))) == sorted(engine._plan(new, 0)["seen"].slots.tolist())
+    assert sorted(slots(engine.plan(new, 0))) == sorted(engine.plan(new, 0)["seen"].slots.tolist())
 
 
 def test_streams_without_task_marks_replay_from_the_second_batch_on() -> None:
     data, engine = toy_data(), engine_of(SMALL)
-    tables = [engine.learn(data.train_x[i : i + 2], data.train_y[i : i + 2], NO_TASK).table for i in (0, 8, 16)]
+    tables = [engine.learn(StreamBatch(data.train_x[i : i + 2], data.train_y[i : i + 2], task=NO_TASK)).table for i in (0, 8, 16)]
     assert "ce/new" in tables[0]
     for table in tables[1:]:
         assert {"ce/replay", "sc/replay", "ope/seen"} <= set(table)

@@ -9,6 +9,7 @@ from double_features import engine_of, features, learned, scores, seen_images
 from sklearn.linear_model import Ridge
 
 from gracecl import Learner
+from gracecl.core import StreamBatch
 from gracecl.engine.evaluate import evaluate
 from gracecl.errors import UserError
 from gracecl.testing import TOY_SHAPE, assert_same, feed, toy_data, toy_engine, toy_stream
@@ -42,7 +43,7 @@ def noisy(ridge_wanted: str):
     labels = generator.integers(0, 6, 240) if ridge_wanted == "large" else data.train_y
     order = generator.permutation(240)
     for rows in np.array_split(order, 40):
-        engine.learn(data.train_x[rows], labels[rows])
+        engine.learn(StreamBatch(data.train_x[rows], labels[rows]))
     return engine, data.train_x[order], labels[order], stream
 
 
@@ -71,9 +72,9 @@ def test_the_ridge_is_that_with_the_least_error_on_every_fifth_image(wanted: str
 
 def test_before_an_image_is_held_out_the_ridge_is_1() -> None:
     engine, data = toy_engine(SMALL.format("")), toy_data()
-    engine.learn(data.train_x[:4], data.train_y[:4])
+    engine.learn(StreamBatch(data.train_x[:4], data.train_y[:4]))
     assert engine.method.ridges().tolist() == [1.0]
-    engine.learn(data.train_x[4:9], data.train_y[4:9])
+    engine.learn(StreamBatch(data.train_x[4:9], data.train_y[4:9]))
     assert engine.method.images.tolist() == [8, 1]
     engine.ready_to_predict()
 
@@ -102,7 +103,7 @@ def test_the_net_stays_as_it_is_and_no_image_is_kept() -> None:
     assert feed(engine, stream) == [None] * len(stream)
     assert_same(engine.net.state_dict(), before, "the net")
     assert len(engine.memories.replay) == 0
-    assert (engine.net.forwarded, engine.net.backwarded) == (len(stream.order), 0)
+    assert (engine.net.meter.forward, engine.net.meter.backward) == (len(stream.order), 0)
 
 
 def test_it_learns() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from gracecl.core import Batch, Incoming, Rows
+from gracecl.core import Batch, Planning, Selection, StreamBatch
 from gracecl.errors import UserError
 from gracecl.functional.rand_augment import RandAugment
 from gracecl.memory import Memories
@@ -55,8 +55,8 @@ def test_steps_against_a_plain_loop() -> None:
     copy = toy_engine("rar(iterations=4)")
     copy.load_state_dict(engine.state_dict())
     net, seen = copy.net.train(), []
-    update = engine._update
-    engine._update = lambda batch: seen.append(batch) or update(batch)
+    update = engine.update
+    engine.update = lambda batch: seen.append(batch) or update(batch)
     feed(engine, toy_stream(), until=7)
     assert len(seen) == 4
     for batch in seen:
@@ -76,9 +76,9 @@ def test_steps_against_a_plain_loop() -> None:
 class Spying(RAR):
     """Notes what each iteration trains on."""
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
-        self.slots.append(super().plan(new, memories, rng)["replay"].slots.tolist())
-        return {"new": Rows(np.arange(len(new))), "replay": Rows(np.arange(0), np.array(self.slots[-1]))}
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+        self.slots.append(super().plan(new, memories, planning)["replay"].slots.tolist())
+        return {"new": Selection(np.arange(len(new))), "replay": Selection(slots=np.array(self.slots[-1]))}
 
     def prepare(self, batch: Batch) -> None:
         self.seen.append(batch.x[batch.rows("new")].clone())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.core import NO_TASK, Progress, Taps
+from gracecl.core import NO_TASK, Planning, Progress, StreamBatch, Taps
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.functional.losses import cross_entropy
@@ -144,7 +144,7 @@ def test_without_task_marks_it_consolidates_every_so_many_steps(name: str) -> No
         engine = toy_engine(f"{name}(every={every})")
         for step in range(4):
             rows = np.arange(3 * step, 3 * step + 3)
-            engine.learn(data.train_x[torch.from_numpy(rows)], data.train_y[rows], NO_TASK)
+            engine.learn(StreamBatch(data.train_x[torch.from_numpy(rows)], data.train_y[rows], task=NO_TASK))
             assert right(engine).consolidated == (expected and step >= 2)
 
 
@@ -340,7 +340,7 @@ def test_path_integral_is_the_drop_of_the_loss() -> None:
     rows = np.flatnonzero(data.train_y < 2)
     x = data.train_x[torch.from_numpy(rows)]
     engine.augmentation = ()
-    losses = [engine.learn(x, data.train_y[rows], 0).table["ce/all"].item() for _ in range(60)]
+    losses = [engine.learn(StreamBatch(x, data.train_y[rows], task=0)).table["ce/all"].item() for _ in range(60)]
     last = cross_entropy(engine.net(engine.net.pixels.normalise(x)).logits, torch.from_numpy(data.train_y[rows])).item()
     assert losses[0] - last > 0.1
     assert right(engine).path.sum().item() == pytest.approx(losses[0] - last, rel=0.05)
@@ -451,8 +451,8 @@ def test_cpr_is_the_divergence_from_uniform_over_the_classes_met() -> None:
 def test_cpr_of_flat_logits_is_zero_and_peaks_are_pushed_down() -> None:
     engine, stream = toy_engine("sgd()"), toy_stream()
     feed(engine, stream, until=1)
-    batch = engine._assemble(
-        engine.method.plan(stream_batch := incoming(engine), engine.memories, np.random.default_rng(0)), stream_batch, 0
+    batch = engine.assemble(
+        engine.method.plan(stream_batch := incoming(engine), engine.memories, Planning(np.random.default_rng(0))), stream_batch, 0
     )
     flat = Taps(torch.zeros(1, 3, 1), torch.zeros(1, 3, 6), lambda features: features)
     assert CPR(classes="all").losses(flat, batch)["cpr"].item() == pytest.approx(0, abs=1e-7)
@@ -463,7 +463,7 @@ def test_cpr_of_flat_logits_is_zero_and_peaks_are_pushed_down() -> None:
 
 
 def incoming(engine: Engine) -> Any:
-    from gracecl.core import Incoming
+    from gracecl.core import StreamBatch
 
     data = toy_stream().data
-    return Incoming(data.train_x[:3], data.train_y[:3], np.arange(3), engine.progress)
+    return StreamBatch(data.train_x[:3], data.train_y[:3], np.arange(3), progress=engine.progress)

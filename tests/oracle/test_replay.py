@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gracecl.core import Incoming, Rows
+from gracecl.core import Selection, StreamBatch
 from gracecl.engine.evaluate import evaluate
 from gracecl.errors import UserError
 from gracecl.memory import Memories
@@ -54,7 +54,7 @@ def test_few_classes_met_are_replayed_a_few_images_each(name: str) -> None:
     engine, stream = toy_engine(f"{name}(n_recall=9, recall_per_class=2)", memory=30), toy_stream()
     plan, drawn = engine.method.plan, []
 
-    def watched(new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+    def watched(new: StreamBatch, memories: Memories, rng: np.random.Generator) -> dict[str, Selection]:
         held, blocks = len(memories.replay), plan(new, memories, rng)
         replayed = max((len(rows.slots) for block, rows in blocks.items() if block != "pairs"), default=0)
         if held > 9:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gracecl.core import StreamBatch
 from gracecl.nets.scoring import (
     Normalisation,
     features_of,
@@ -153,16 +154,16 @@ def test_passes_are_counted() -> None:
     x, y = images(6)
 
     def cost(act) -> tuple[int, int]:
-        before = net.forwarded, net.backwarded
+        before = net.meter.forward, net.meter.backward
         act()
-        return net.forwarded - before[0], net.backwarded - before[1]
+        return net.meter.forward - before[0], net.meter.backward - before[1]
 
     assert cost(lambda: loss_of_each(net, x, y)) == (6, 0)
     assert cost(lambda: gradient(net, x, y)) == (6, 6)
     assert cost(lambda: gradients_of_groups(net, x.unflatten(0, (2, 3)), y.view(2, 3))) == (6, 6)
     assert cost(lambda: gradients_of_groups(net, x[:, None], y[:, None])) == (6, 6)
     assert cost(lambda: features_of(net, torch.zeros(300, *TOY_SHAPE, dtype=torch.uint8))) == (300, 0)
-    assert cost(lambda: net.count(forward=2, backward=5)) == (2, 5)
+    assert cost(lambda: net.meter.count(forward=2, backward=5)) == (2, 5)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,7 @@ def test_cost_of_a_step_of_aser() -> None:
     first, both = int((counts >= 1).sum()), int((counts >= 1).sum() + (counts >= 2).sum())
     assert first > 2
     batch = stream.batch(9)
-    outcome = engine.learn(batch.x, batch.labels, batch.task)
+    outcome = engine.learn(StreamBatch(batch.x, batch.labels, task=batch.task))
     met = len(engine.progress.seen)
     assert met >= seen
     update = first + min(12 - first, met) + 3

@@ -297,7 +297,7 @@ def test_the_projector_has_no_part_in_predictions() -> None:
     with torch.no_grad():
         for part in (engine.net.projector, engine.method.hidden):
             part.weight.mul_(-3).add_(1)
-    engine._ready_at = -1
+    engine.outdate()
     assert predictions(engine) == before
 
 

@@ -10,6 +10,7 @@ from sklearn.covariance import empirical_covariance
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from gracecl import Learner
+from gracecl.core import StreamBatch
 from gracecl.engine.evaluate import evaluate
 from gracecl.errors import UserError
 from gracecl.testing import TOY_SHAPE, assert_same, feed, toy_data, toy_engine, toy_stream
@@ -79,9 +80,9 @@ def test_the_order_of_the_stream_does_not_matter_and_epochs_add_nothing() -> Non
     for order in (np.arange(240), np.random.default_rng(0).permutation(240)):
         engine = engine_of("slda()")
         for rows in np.array_split(order, 30):
-            engine.learn(data.train_x[rows], data.train_y[rows])
+            engine.learn(StreamBatch(data.train_x[rows], data.train_y[rows]))
         before = engine.method.state_dict()
-        engine.learn(data.train_x[:9], data.train_y[:9], fresh=False)
+        engine.learn(StreamBatch(data.train_x[:9], data.train_y[:9], fresh=False))
         assert_same(engine.method.state_dict(), before, "a later epoch")
         engine.ready_to_predict()
         found.append(scores(engine, test))
@@ -98,7 +99,7 @@ def test_the_net_stays_as_it_is_and_no_image_is_kept(net: str) -> None:
     assert_same(engine.net.state_dict(), before, "the net")
     assert engine.net.training
     assert len(engine.memories.replay) == 0
-    assert (engine.net.forwarded, engine.net.backwarded) == (len(stream.order), 0)
+    assert (engine.net.meter.forward, engine.net.meter.backward) == (len(stream.order), 0)
     feed(frozen, stream)
     assert_same(frozen.method.state_dict(), engine.method.state_dict(), "what a frozen net gives")
     [(_, out)] = engine.net.sweep(stream.batch(0).x)
@@ -120,7 +121,7 @@ def test_renumbered_classes_have_the_same_scores() -> None:
     number, data = np.array([4, 2, 5, 0, 3, 1]), toy_data()
     one, two = (engine_of("slda(priors='empirical')") for _ in range(2))
     for engine, labels in ((one, data.train_y), (two, number[data.train_y])):
-        engine.learn(data.train_x, labels)
+        engine.learn(StreamBatch(data.train_x, labels))
         engine.ready_to_predict()
     torch.testing.assert_close(scores(one, data.test_x), scores(two, data.test_x)[..., number])
 

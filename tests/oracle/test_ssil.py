@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl import nets, rng
-from gracecl.core import Batch, Block, Incoming, Progress, Taps
+from gracecl.core import Batch, Block, Planning, Progress, StreamBatch, Taps
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.functional.augment import Pixels
@@ -234,7 +234,7 @@ def test_a_task_without_new_classes_adds_no_block() -> None:
     feed(engine, stream(), until=2 * PER_TASK)
     piece = stream().batch(0)
     for _ in range(2):
-        outcome = engine.learn(piece.x, piece.labels, 7)
+        outcome = engine.learn(StreamBatch(piece.x, piece.labels, task=7))
         assert all(value.isfinite().all() for value in outcome.table.values())
     engine.end_task()
     assert [set(classes) for classes in engine.method.tasks] == [{0, 1}, {2, 3}]
@@ -284,8 +284,8 @@ def test_ratio_of_new_to_replayed_images(ratio: float, replayed: int) -> None:
 def test_draws_are_anew_for_each_step() -> None:
     engine = learner("ssil(n_recall=8)", PER_TASK + 2)
     piece = stream().batch(PER_TASK + 2)
-    new = Incoming(piece.x, piece.labels, piece.sources, engine.progress)
-    draws = [engine.method.plan(new, engine.memories, rng.generator("plan", i))["replay"].slots for i in range(2)]
+    new = StreamBatch(piece.x, piece.labels, piece.sources, progress=engine.progress)
+    draws = [engine.method.plan(new, engine.memories, Planning(rng.generator("plan", i)))["replay"].slots for i in range(2)]
     assert not np.array_equal(*draws)
 
 

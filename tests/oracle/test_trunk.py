@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gracecl import nets, rng
+from gracecl.core import StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.functional import optim
@@ -254,7 +255,7 @@ def test_the_trunk_moves_by_its_factor(net: str) -> None:
         for step in range(3):  # the first only fills the memory
             batch = stream.batch(step)
             before = copies(engine.net)
-            if engine.learn(batch.x, batch.labels, batch.task, batch.sources) is not None:
+            if engine.learn(StreamBatch(batch.x, batch.labels, task=batch.task, sources=batch.sources)) is not None:
                 break
         gradients = {name: value.grad for name, value in engine.net.named_parameters() if value.grad is not None}
         states.append((before, copies(engine.net), gradients))
@@ -314,7 +315,7 @@ def test_a_method_s_own_optimiser_gets_what_learns() -> None:
     net, method = build("resnet18(width=2, freeze=True)"), OwnOptimiser()
     engine = Engine(method, net, Memories(4, TOY_SHAPE))
     assert named(net, method.given) == {name for name, _ in net.named_parameters() if not is_trunk(name)}
-    engine.learn(torch.zeros(2, *TOY_SHAPE, dtype=torch.uint8), np.array([0, 1]))
+    engine.learn(StreamBatch(torch.zeros(2, *TOY_SHAPE, dtype=torch.uint8), np.array([0, 1])))
 
 
 # Checkpoints, and expressions that make no sense.

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, Incoming, Taps
+from gracecl.core import Batch, StreamBatch, Taps
 from gracecl.engine.engine import Engine, Outcome
 from gracecl.testing import toy_data, toy_engine
 
@@ -29,7 +29,7 @@ def teach(engine: Engine, classes: tuple[int, ...], task: int, steps: int = 4) -
     """So many batches of ten, each with all classes of a task."""
     found = []
     for step in range(steps):
-        outcome = engine.learn(*images((10 * list(classes))[:10], seed=100 * task + step), task)
+        outcome = engine.learn(StreamBatch(*images((10 * list(classes))[:10], seed=100 * task + step), task=task))
         assert outcome is not None
         found.append(outcome)
     return found
@@ -47,8 +47,7 @@ def second_task(method: str, optimiser: str = DECAYING, **options: Any) -> Engin
 def assembled(engine: Engine, labels: list[int], task: int = 1) -> tuple[Batch, Taps]:
     """The batch that the engine's next step would train on, and what the net says of it."""
     x, y = images(labels, seed=77)
-    engine._advance(y, task)
-    new = Incoming(x, y, np.arange(len(y)), engine.progress)
-    batch = engine._assemble(engine._plan(new, 0), new, 0)
-    engine._prepare_batch(batch)
-    return batch, engine._forward(batch)
+    new = engine.meet(StreamBatch(x, y, np.arange(len(y)), task))
+    batch = engine.assemble(engine.plan(new, 0), new, 0)
+    engine.update.prepare(batch)
+    return batch, engine.update.forward(batch)

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from gracecl import rng
-from gracecl.core import Rows
+from gracecl.core import LossTable, Selection, total
+from gracecl.engine.update import descend
 from gracecl.functional import optim
 
 if TYPE_CHECKING:
@@ -61,23 +60,26 @@ class Fit:
         epochs, batches = divmod(self.at, self.per_epoch)
         return epochs * self.images + batches * self.batch
 
-    def plan(self) -> dict[str, Rows]:
+    def plan(self) -> dict[str, Selection]:
         """The memory slots of the next batch; the last batch of an epoch may be smaller."""
         epoch, batch = divmod(self.at, self.per_epoch)
         order = rng.generator(self.seed, "shuffle", epoch).permutation(self.images)
-        return {"all": Rows(np.empty(0, np.int64), order[batch * self.batch : (batch + 1) * self.batch])}
+        return {"all": Selection(slots=order[batch * self.batch : (batch + 1) * self.batch])}
 
-    def step(self, objective: Tensor) -> None:
-        """One step of the optimiser, at the epoch's learning rate."""
+    def step(self, table: LossTable) -> None:
+        """One step of the optimizer on the losses of a batch, at the epoch's learning rate."""
         part = self.rate(self.at // self.per_epoch)
         for group, full in zip(self.optimiser.param_groups, self._full_rates, strict=True):
             group["lr"] = part * full
-        self.optimiser.zero_grad()
-        self.scaler.scale(objective).backward()  # type: ignore[no-untyped-call]
-        self.scaler.unscale_(self.optimiser)
-        torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.max_norm)
-        self.scaler.step(self.optimiser)
-        self.scaler.update()
+        params = list(self.net.parameters())
+        objective = total(table)
+        descend(
+            params,
+            self.optimiser,
+            self.scaler,
+            lambda scale: objective.backward(scale),  # type: ignore[no-untyped-call]
+            lambda: clip(params, self.max_norm),
+        )
         self.at += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -93,3 +95,8 @@ class Fit:
         self.net.load_state_dict(state["net"])
         optim.restore(self.optimiser, state["optimiser"])
         self.scaler.load_state_dict(state["scaler"])
+
+
+def clip(params: list[torch.nn.Parameter], max_norm: float) -> None:
+    """Shortens gradients that are longer than the norm."""
+    torch.nn.utils.clip_grad_norm_(params, max_norm)

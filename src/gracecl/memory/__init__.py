@@ -16,7 +16,7 @@ __all__ = ["Memories", "Memory"]
 
 
 class Memories:
-    """The stores of one learner: `replay`, and others carved out of the same budget of slots."""
+    """The stores of one learner: `replay`, and others reserved out of the same budget of slots."""
 
     def __init__(self, capacity: int, shape: tuple[int, int, int], device: torch.device | str = "cpu") -> None:
         self.stores = {"replay": Memory(capacity, shape, device)}
@@ -33,7 +33,7 @@ class Memories:
     def __getitem__(self, name: str) -> Memory:
         return self.stores[name]
 
-    def carve(self, name: str, slots: int) -> Memory:
+    def reserve(self, name: str, slots: int) -> Memory:
         """A second store whose slots are taken from `replay`, so that the total stays what the user gave."""
         if slots > self.replay.capacity:
             raise UserError(f"a memory of {self.replay.capacity} images has no {slots} slots for '{name}'; use a larger --memory")

@@ -12,7 +12,9 @@ from gracecl.core import NO_TASK, Ints
 from gracecl.memory.reservoir import Memory
 
 
-def add_balanced(memory: Memory, rng: np.random.Generator, x: Tensor, labels: Ints, task: int = NO_TASK, **notes: Tensor) -> None:
+def add_balanced(
+    memory: Memory, rng: np.random.Generator, x: Tensor, labels: Ints, task: int = NO_TASK, **attributes: Tensor
+) -> None:
     """Offers a batch, image after image: one of a new class, or of a class below its share, is kept.
 
     When the memory is full it takes the place of a random image of the largest class; of equally large ones, that met first. The
@@ -29,7 +31,7 @@ def add_balanced(memory: Memory, rng: np.random.Generator, x: Tensor, labels: In
             slot = np.array([len(memory)])
         else:
             slot = memory.draw(1, rng, labels=[max(held, key=held.__getitem__)])
-        memory.put(slot, x, np.array([row]), labels, task, notes)
+        memory.put(slot, x, np.array([row]), labels, task, attributes)
 
 
 def place_in_class(labels: Ints) -> Ints:

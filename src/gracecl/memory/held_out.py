@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gracecl.core import Incoming, Ints
+from gracecl.core import Ints, StreamBatch
 from gracecl.memory.class_balanced import place_in_class
 from gracecl.memory.reservoir import Memory
 
@@ -24,7 +24,7 @@ class HeldOut:
         """Images of each class, when so many classes were met."""
         return self.memory.capacity // max(classes, 1)
 
-    def rows(self, new: Incoming) -> Ints:
+    def rows(self, new: StreamBatch) -> Ints:
         """Positions in a batch of the stream of the images that are kept from training.
 
         In later epochs over a task these are the images that are in the store, which their pixels tell.
@@ -38,7 +38,7 @@ class HeldOut:
             return np.flatnonzero(place < share)
         return np.flatnonzero(place == 0)[: self.memory.capacity - len(self.memory)]
 
-    def add(self, new: Incoming, rng: np.random.Generator) -> None:
+    def add(self, new: StreamBatch, rng: np.random.Generator) -> None:
         """Keeps images that `rows` named: in free slots, then in those of random images of classes above their share."""
         memory, size = self.memory, len(self.memory)
         slots = np.arange(size, min(size + len(new), memory.capacity))
@@ -54,7 +54,7 @@ class HeldOut:
         labels = self.memory.labels[: len(self.memory)]
         return np.flatnonzero(place_in_class(labels) < max(1, self.share(classes)))
 
-    def _known(self, new: Incoming) -> Ints:
+    def _known(self, new: StreamBatch) -> Ints:
         memory = self.memory
         slots = np.flatnonzero(np.isin(memory.labels[: len(memory)], new.labels))
         same = (new.x.flatten(1)[:, None] == memory[slots].flatten(1)).all(dim=2).any(dim=1)

@@ -31,7 +31,7 @@ class Memory:
             raise UserError(f"there is no room for a memory of {capacity} images ({size:.1f} GB); use a smaller --memory") from None
         self.labels: Ints = np.full(capacity, -1, np.int64)
         self.tasks: Ints = np.full(capacity, NO_TASK, np.int64)
-        self.notes: dict[str, Tensor] = {}
+        self.attributes: dict[str, Tensor] = {}
         self._by_label, self._by_task = Buckets(capacity), Buckets(capacity)
 
     def __len__(self) -> int:
@@ -41,7 +41,7 @@ class Memory:
         """The images in these slots, as bytes."""
         return self.images.index_select(0, torch.from_numpy(slots).to(self.images.device))
 
-    def add(self, rng: np.random.Generator, x: Tensor, labels: Ints, task: int = NO_TASK, **notes: Tensor) -> Ints:
+    def add(self, rng: np.random.Generator, x: Tensor, labels: Ints, task: int = NO_TASK, **attributes: Tensor) -> Ints:
         """Offers a batch, image after image: each is kept with the probability that leaves all offered so far equally likely.
 
         Returns the slots written. Where two images of the batch fall on one slot, the later one stays, as if they came singly.
@@ -54,22 +54,22 @@ class Memory:
         last = {slot: row for row, slot in enumerate(chosen.tolist()) if slot < self.capacity}
         rows = np.sort(np.fromiter(last.values(), np.int64, len(last)))
         slots = chosen[rows]
-        self.put(slots, x, rows, labels, task, notes)
+        self.put(slots, x, rows, labels, task, attributes)
         return slots
 
-    def put(self, slots: Ints, x: Tensor, rows: Ints, labels: Ints, task: int, notes: dict[str, Tensor]) -> None:
+    def put(self, slots: Ints, x: Tensor, rows: Ints, labels: Ints, task: int, attributes: dict[str, Tensor]) -> None:
         """Writes rows of a batch into slots of the caller's choice."""
         if len(slots) == 0:
             return
         device = self.images.device
         where, which = torch.from_numpy(slots).to(device), torch.from_numpy(rows).to(device)
         self.images.index_copy_(0, where, x.index_select(0, which))
-        for name in self.notes.keys() - notes.keys():
-            self.notes[name][where] = 0
-        for name, value in notes.items():
-            if name not in self.notes:
-                self.notes[name] = torch.zeros((self.capacity, *value.shape[1:]), dtype=value.dtype, device=device)
-            self.notes[name][where] = value.detach().index_select(0, which)
+        for name in self.attributes.keys() - attributes.keys():
+            self.attributes[name][where] = 0
+        for name, value in attributes.items():
+            if name not in self.attributes:
+                self.attributes[name] = torch.zeros((self.capacity, *value.shape[1:]), dtype=value.dtype, device=device)
+            self.attributes[name][where] = value.detach().index_select(0, which)
         places, old, new = slots.tolist(), self.labels[slots].tolist(), labels[rows]
         occupied = [label >= 0 for label in old]
         self._by_label.move(places, old, new.tolist(), occupied)
@@ -138,7 +138,7 @@ class Memory:
             "by_label": self._by_label.state_dict(self.filled),
             "by_task": self._by_task.state_dict(self.filled),
             "offered": self.offered,
-            "notes": {name: value[held] for name, value in self.notes.items()},
+            "attributes": {name: value[held] for name, value in self.attributes.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -151,9 +151,9 @@ class Memory:
         self.labels[held], self.tasks[held] = state["labels"], state["tasks"]
         self._by_label.load_state_dict(state["by_label"], self.labels[held])
         self._by_task.load_state_dict(state["by_task"], self.tasks[held])
-        for name, value in state["notes"].items():
-            self.notes[name] = torch.zeros((self.capacity, *value.shape[1:]), dtype=value.dtype, device=self.images.device)
-            self.notes[name][held] = value.to(self.images.device)
+        for name, value in state["attributes"].items():
+            self.attributes[name] = torch.zeros((self.capacity, *value.shape[1:]), dtype=value.dtype, device=self.images.device)
+            self.attributes[name][held] = value.to(self.images.device)
 
 
 class Buckets:

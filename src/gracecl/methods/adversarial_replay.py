@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from gracecl.core import Batch, Incoming, LossTable, Rows, Taps
+from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.augment import View
 from gracecl.functional.losses import cross_entropy, mixed_cross_entropy
@@ -78,13 +78,12 @@ class AdversarialReplay(Method):
         if not 0 <= self.beta <= 1 or self.radius < 0 or self.attack_steps < 0:
             raise UserError("adversarial_replay: beta lies between 0 and 1; radius and attack_steps cannot be negative")
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
-        stream, slots = np.arange(len(new)), memories.replay.draw(self.n_recall, rng, except_labels=new.labels.tolist())
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+        stream, slots = np.arange(len(new)), memories.replay.draw(self.n_recall, planning.rng, except_labels=new.labels.tolist())
         if len(slots) == 0:
-            return {"new": Rows(stream)}
-        self.virtual_rate = rate_ahead(self.virtual_lr, new.rate)
-        replay = {"replay": Rows(stream[:0], slots)}
-        return {"new": Rows(stream), **replay, **({"adversarial": replay["replay"]} if self.beta else {})}
+            return {"new": Selection(stream)}
+        replay = {"replay": Selection(slots=slots)}
+        return {"new": Selection(stream), **replay, **({"adversarial": replay["replay"]} if self.beta else {})}
 
     def views(self, block: str, augment: View) -> Sequence[View]:
         return ((),) if block == "adversarial" else (augment,)  # the attacked images take the place of the former
@@ -103,7 +102,9 @@ class AdversarialReplay(Method):
             order = order.to(u.device)
             u = share * u + (1 - share) * u[order]
             batch.targets |= {"share": share, "other": batch.y[replay][order]}
-        ahead = step_ahead(self.net, gradient(self.net, x, batch.y[new], "frozen"), self.virtual_rate)
+        ahead = step_ahead(
+            self.net, gradient(self.net, x, batch.y[new], "frozen"), rate_ahead(self.virtual_lr, batch.learning_rate)
+        )
         batch.x[batch.rows("adversarial")] = self.attack(u, x, ahead, batch.rng("start"))
 
     def attack(self, u: Tensor, x: Tensor, ahead: Weights, rng: np.random.Generator) -> Tensor:
@@ -121,7 +122,7 @@ class AdversarialReplay(Method):
                 with torch.enable_grad():
                     distance = F.mse_loss(self.look((moved - pixels.mean) / pixels.std, ahead), goal)
                     (slope,) = torch.autograd.grad(distance, moved)
-                net.count(backward=len(u))
+                net.meter.count(backward=len(u))
                 direction = self.momentum * direction + slope / slope.abs().sum(dim=(1, 2, 3), keepdim=True).clamp(min=1e-12)
                 moved = moved.detach() - (self.radius if self.step_size is None else self.step_size) * direction.sign()
                 moved = moved.clamp(original - self.radius, original + self.radius).clamp(0, 1)
@@ -134,6 +135,7 @@ class AdversarialReplay(Method):
     def look(self, x: Tensor, weights: Weights) -> Tensor:
         """What images are compared by, under other weights than the net's own."""
         out: Taps = functional_call(self.net, weights, (x,))
+        self.net.meter.count(forward=len(x))
         return (out.features if self.match_on == "features" else out.logits)[-1]
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:

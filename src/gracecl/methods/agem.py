@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, Incoming, LossTable, Rows, Taps
+from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
 from gracecl.functional.losses import cross_entropy
 from gracecl.memory import Memories
 from gracecl.methods.base import Boundaries, Method
@@ -59,12 +59,12 @@ class AGEM(Method):
         super().attach(net, memories)
         self.weights = FlatParameters(net, memories.replay.images.shape[1:])
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
         stream = np.arange(len(new))
         barred = new.progress.task if self.exclude_current_task else None
-        slots = memories.replay.draw(self.n_reference, rng, except_task=barred)
-        reference = {"reference": Rows(stream[:0], slots)} if len(slots) else {}
-        return {"new": Rows(stream), **reference}
+        slots = memories.replay.draw(self.n_reference, planning.rng, except_task=barred)
+        reference = {"reference": Selection(stream[:0], slots)} if len(slots) else {}
+        return {"new": Selection(stream), **reference}
 
     def forwards(self, blocks: list[str]) -> list[list[str]]:
         return [[block] for block in blocks]

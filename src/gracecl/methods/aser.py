@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Incoming, Ints
+from gracecl.core import Ints, Planning, Selection, StreamBatch
 from gracecl.errors import UserError
 from gracecl.memory import Memories
 from gracecl.memory.knn_shapley import adversarial_values, balanced_draws, exchanges, shapley_values
@@ -66,23 +66,23 @@ class ASER(ER):
         if self.neighbours < 1 or (self.per_class is not None and self.per_class < 1):
             raise UserError(f"aser: neighbours and per_class must be at least 1, not {self.neighbours} and {self.per_class}")
 
-    def recall(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> Ints:
+    def recall(self, new: StreamBatch, memories: Memories, planning: Planning) -> Selection:
         """The most valuable candidates. Slots are needed on the host, so this waits for the device once."""
         memory = memories.replay
         if self.retrieval == "random" or memory.offered <= memory.capacity or len(memory) == 0:
-            return super().recall(new, memories, rng)
+            return super().recall(new, memories, planning)
         n_c = int(self.sample_size(len(new.progress.seen)))
-        candidates, helped = balanced_draws(memory.labels[: len(memory)], n_c, rng, times=2)
+        candidates, helped = balanced_draws(memory.labels[: len(memory)], n_c, planning.rng, times=2)
         wanted = self.recalled(new)
         if len(candidates) <= wanted:
-            return candidates
+            return Selection(slots=candidates)
         features = features_of(self.net, torch.cat([memory[candidates], memory[helped], new.x]))
         labels = torch.from_numpy(np.concatenate([memory.labels[candidates], memory.labels[helped], new.labels])).to(new.x.device)
         n = len(candidates)
         values = shapley_values(features[n:], labels[n:], features[:n], labels[:n], self.neighbours)
         scores = adversarial_values(values[: len(helped)], values[len(helped) :], self.retrieval)
         chosen: Ints = scores.topk(wanted).indices.cpu().numpy()
-        return candidates[chosen]
+        return Selection(slots=candidates[chosen])
 
     def sample_size(self, classes: int, capacity: int | None = None) -> float:
         """n_c for a number of classes; with `capacity`, no more than leaves a quarter of a memory of that many slots undrawn."""
@@ -91,14 +91,14 @@ class ASER(ER):
         n_c = max(FEWEST_PER_CLASS, math.ceil(2 * self.n_recall / classes))
         return n_c if capacity is None else min(n_c, max(1, 3 * capacity // (4 * classes)))
 
-    def store(self, memories: Memories, new: Incoming, rng: np.random.Generator, notes: dict[str, Tensor]) -> None:
+    def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
         if self.update == "reservoir":
-            return super().store(memories, new, rng, notes)
+            return super().store(memories, new, rng, attributes)
         memory = memories.replay
         memory.offered += len(new)
         rows = np.arange(len(new))
         free = memory.capacity - len(memory)
-        memory.put(len(memory) + rows[:free], new.x, rows[:free], new.labels, new.progress.task, notes)
+        memory.put(len(memory) + rows[:free], new.x, rows[:free], new.labels, new.progress.task, attributes)
         if memory.capacity == 0 or len(rows) <= free:
             return
         rest, classes = rows[free:], self.net.classes if self.known_classes else len(new.progress.seen)
@@ -108,10 +108,10 @@ class ASER(ER):
         candidates = rng.permutation(others)[: int(n_c * classes)]
         minority = is_minority(new.labels[rest], memory.labels, rng.uniform(0, 1 / classes))
         incoming, leaving = self.exchange(memories, new, rest, judges, minority, candidates)
-        memory.put(candidates[leaving], new.x, rest[incoming], new.labels, new.progress.task, notes)
+        memory.put(candidates[leaving], new.x, rest[incoming], new.labels, new.progress.task, attributes)
 
     def exchange(
-        self, memories: Memories, new: Incoming, rest: Ints, judges: Ints, minority: Ints, candidates: Ints
+        self, memories: Memories, new: StreamBatch, rest: Ints, judges: Ints, minority: Ints, candidates: Ints
     ) -> tuple[Ints, Ints]:
         """Positions in `rest` that get a slot, and the positions of those slots among the candidates."""
         memory = memories.replay

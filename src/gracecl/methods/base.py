@@ -3,7 +3,7 @@
 Every hook has a default except `losses`. The engine calls them in this order for each batch of the stream::
 
     [closing_steps, end_task, begin_task]  →  rate, plan  →  views, forwards  →  prepare, targets  →  losses
-        →  backward, after_backward  →  after_step  →  notes  →  store  →  observe
+        →  backward, after_backward  →  after_step  →  attributes  →  store  →  observe
 
 and `before_eval`, `rules` when somebody asks for predictions.
 """
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, Incoming, LossTable, Progress, Rows, Taps, total
+from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps, total
 from gracecl.errors import UserError
 from gracecl.functional.augment import View
 from gracecl.registry import methods, spec
@@ -65,7 +65,7 @@ class Method:
     def __add__(self, other: Method) -> Method:
         return Sum(self, other)
 
-    def whole(self) -> Method:
+    def as_learner(self) -> Method:
         """A learner: itself, unless it is only an addition to one."""
         return self
 
@@ -76,7 +76,7 @@ class Method:
         return stream
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
-        """Remembers the net; may add modules to it (`net.extra`) and carve second stores out of the memory."""
+        """Remembers the net; may add modules to it (`net.extra`) and reserve second stores out of the memory."""
         self.net = net
 
     def optimiser(self, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
@@ -92,7 +92,7 @@ class Method:
     def begin_task(self, progress: Progress) -> None:
         """Before the first step of a task."""
 
-    def closing_steps(self, memories: Memories, progress: Progress, rng: np.random.Generator) -> Iterable[dict[str, Rows]]:
+    def closing_steps(self, memories: Memories, progress: Progress, rng: np.random.Generator) -> Iterable[dict[str, Selection]]:
         """Plans of further optimiser steps, on memory alone, when a task ends and before `end_task`."""
         return ()
 
@@ -101,9 +101,9 @@ class Method:
 
     # One step.
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
         """Which images make up the step, by block. An empty plan means no update; the batch is stored all the same."""
-        return {"all": Rows(np.arange(len(new)))}
+        return {"all": Selection(np.arange(len(new)))}
 
     def views(self, block: str, augment: View) -> Sequence[View]:
         """The views of each image of a block; `augment` is the run's augmentation."""
@@ -134,15 +134,15 @@ class Method:
     def after_step(self, out: Taps, batch: Batch) -> None:
         """Once per optimiser step."""
 
-    def notes(self, out: Taps, batch: Batch) -> dict[str, Tensor]:
+    def attributes(self, out: Taps, batch: Batch) -> dict[str, Tensor]:
         """What to store beside each image of the incoming batch, in its order."""
         return {}
 
-    def store(self, memories: Memories, new: Incoming, rng: np.random.Generator, notes: dict[str, Tensor]) -> None:
+    def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
         """Once per stream batch, after the update. The default is the exact reservoir."""
-        memories.replay.add(rng, new.x, new.labels, new.progress.task, **notes)
+        memories.replay.add(rng, new.x, new.labels, new.progress.task, **attributes)
 
-    def observe(self, memories: Memories, new: Incoming, rng: np.random.Generator) -> None:
+    def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
         """Every batch of the stream once, after it was stored: for whoever keeps statistics, also beside another learner."""
 
     # Inference.
@@ -192,7 +192,7 @@ class Wrapper(Method):
             self.inner = spec.parse_method(self.inner)
         if not isinstance(self.inner, Method):
             raise UserError(f"{self.name} wraps a method, such as {self.name}(er()), not {self.inner!r}")
-        self.inner = self.inner.whole()
+        self.inner = self.inner.as_learner()
         if not self.inner.takes_steps:
             raise UserError(f"{self.name} acts on training steps, of which {self.inner!r} makes none; use {self.inner!r} alone")
         super().__post_init__()
@@ -243,14 +243,14 @@ class Wrapper(Method):
     def begin_task(self, progress: Progress) -> None:
         self.inner.begin_task(progress)
 
-    def closing_steps(self, memories: Memories, progress: Progress, rng: np.random.Generator) -> Iterable[dict[str, Rows]]:
+    def closing_steps(self, memories: Memories, progress: Progress, rng: np.random.Generator) -> Iterable[dict[str, Selection]]:
         return self.inner.closing_steps(memories, progress, rng)
 
     def end_task(self, memories: Memories, progress: Progress) -> None:
         self.inner.end_task(memories, progress)
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
-        return self.inner.plan(new, memories, rng)
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+        return self.inner.plan(new, memories, planning)
 
     def views(self, block: str, augment: View) -> Sequence[View]:
         return self.inner.views(block, augment)
@@ -276,13 +276,13 @@ class Wrapper(Method):
     def after_step(self, out: Taps, batch: Batch) -> None:
         self.inner.after_step(out, batch)
 
-    def notes(self, out: Taps, batch: Batch) -> dict[str, Tensor]:
-        return self.inner.notes(out, batch)
+    def attributes(self, out: Taps, batch: Batch) -> dict[str, Tensor]:
+        return self.inner.attributes(out, batch)
 
-    def store(self, memories: Memories, new: Incoming, rng: np.random.Generator, notes: dict[str, Tensor]) -> None:
-        self.inner.store(memories, new, rng, notes)
+    def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
+        self.inner.store(memories, new, rng, attributes)
 
-    def observe(self, memories: Memories, new: Incoming, rng: np.random.Generator) -> None:
+    def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
         self.inner.observe(memories, new, rng)
 
     def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> Fit | None:
@@ -301,7 +301,9 @@ class Wrapper(Method):
         return self.inner.task_values()
 
 
-LEARNER_HOOKS = ("stream", "optimiser", "rate", "plan", "views", "forwards", "prepare", "backward", "notes", "before_eval", "rules")
+LEARNER_HOOKS = (
+    "stream", "optimiser", "rate", "plan", "views", "forwards", "prepare", "backward", "attributes", "before_eval", "rules",
+)  # fmt: skip
 """what a learner decides by itself and an addition leaves alone"""
 
 
@@ -366,7 +368,7 @@ class Sum(Wrapper):
         super().after_step(out, batch)
         self.right.after_step(out, batch)
 
-    def observe(self, memories: Memories, new: Incoming, rng: np.random.Generator) -> None:
+    def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
         super().observe(memories, new, rng)
         self.right.observe(memories, new, rng)
 
@@ -385,7 +387,7 @@ class Sum(Wrapper):
 class Addition(Method):
     """A method that adds losses to a learner's and has none of its own: `ewc()` alone means `sgd() + ewc()`."""
 
-    def whole(self) -> Method:
+    def as_learner(self) -> Method:
         learner: Method = spec.parse_method("sgd()")
         return learner + self
 

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, Incoming, Ints, LossTable, Progress, Rows, Taps
+from gracecl.core import Batch, Ints, LossTable, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.losses import classes_among, cross_entropy, distillation
 from gracecl.memory import Memories
@@ -71,7 +71,7 @@ class BiC(Replay):
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
-        self.validation = HeldOut(memories.carve("validation", round(self.held_out * memories.replay.capacity)))
+        self.validation = HeldOut(memories.reserve("validation", round(self.held_out * memories.replay.capacity)))
         self.device = net.classifier.weight.device
         self.teacher = Teacher(net)
         self.old: tuple[int, ...] = ()
@@ -83,11 +83,11 @@ class BiC(Replay):
     def begin_task(self, progress: Progress) -> None:
         self.correction = Correction.none(self.net.layers, self.net.classes, self.device)
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
         aside = self.validation.rows(new)
         self.aside = new.sources[aside]
         stream = np.delete(np.arange(len(new)), aside)
-        return {"all": Rows(stream, memories.replay.draw(self.recalled(new), rng))} if len(stream) else {}
+        return {"all": Selection(stream, memories.replay.draw(self.recalled(new), planning.rng))} if len(stream) else {}
 
     def targets(self, batch: Batch) -> dict[str, Tensor]:
         return {"bic": self.of_teacher(self.teacher(batch.x).logits)} if self.teacher else {}
@@ -102,12 +102,12 @@ class BiC(Replay):
         past = len(self.old) / len(batch.progress.seen)
         return {"ce/all": (1 - past) * on_labels, "kd/old": past * on_teacher}
 
-    def store(self, memories: Memories, new: Incoming, rng: np.random.Generator, notes: dict[str, Tensor]) -> None:
+    def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
         held = np.isin(new.sources, self.aside)
         if held.any():
             self.validation.add(new.select(np.flatnonzero(held)), rng)
             new = new.select(np.flatnonzero(~held))
-        super().store(memories, new, rng, notes)
+        super().store(memories, new, rng, attributes)
 
     def end_task(self, memories: Memories, progress: Progress) -> None:
         self.correction = self.fitted(progress)

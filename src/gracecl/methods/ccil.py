@@ -34,7 +34,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from gracecl.core import Batch, Incoming, LossTable, Progress, Rows, Taps
+from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.losses import cross_entropy, distillation
 from gracecl.memory import Memories
@@ -89,10 +89,10 @@ class CCIL(Replay):
     def rate(self, progress: Progress) -> float:
         return self.later_rate if progress.task > 0 else 1.0
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
-        stream, slots = np.arange(len(new)), memories.replay.draw_by_class(self.recalled(new), rng)
-        replay = {"replay": Rows(stream[:0], slots)} if len(slots) else {}
-        return {"new": Rows(stream), **replay}
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+        stream, slots = np.arange(len(new)), memories.replay.draw_by_class(self.recalled(new), planning.rng)
+        replay = {"replay": Selection(stream[:0], slots)} if len(slots) else {}
+        return {"new": Selection(stream), **replay}
 
     def forwards(self, blocks: list[str]) -> list[list[str]]:
         return [[block] for block in blocks]
@@ -125,7 +125,7 @@ class CCIL(Replay):
     def after_step(self, out: Taps, batch: Batch) -> None:
         self.held.put_back(moving=batch.seen)
 
-    def closing_steps(self, memories: Memories, progress: Progress, rng: np.random.Generator) -> Iterable[dict[str, Rows]]:
+    def closing_steps(self, memories: Memories, progress: Progress, rng: np.random.Generator) -> Iterable[dict[str, Selection]]:
         """Self-distillation, at the end of the first task."""
         held, size = len(memories.replay), self.n_recall
         if progress.task > 0 or 0 in (held, size, self.self_distillation):
@@ -134,7 +134,7 @@ class CCIL(Replay):
         nothing = np.empty(0, np.int64)
         for _ in range(self.self_distillation):
             for slots in np.split(rng.permutation(held), range(size, held, size)):
-                yield {"again": Rows(nothing, slots)}
+                yield {"again": Selection(nothing, slots)}
 
     def end_task(self, memories: Memories, progress: Progress) -> None:
         self.teacher.renew()

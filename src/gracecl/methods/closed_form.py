@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Incoming, Rows
+from gracecl.core import Planning, Selection, StreamBatch
 from gracecl.memory import Memories
 from gracecl.methods.base import Method
 
@@ -34,13 +34,13 @@ class ClosedForm(Method):
     family: ClassVar[str]
     """of its scores among the rules"""
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
         return {}
 
-    def store(self, memories: Memories, new: Incoming, rng: np.random.Generator, notes: dict[str, Tensor]) -> None:
+    def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
         """No image is kept."""
 
-    def observe(self, memories: Memories, new: Incoming, rng: np.random.Generator) -> None:
+    def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
         labels = torch.from_numpy(new.labels).to(new.x.device)
         for rows, taps in self.net.sweep(new.x):
             self.add(taps.features.double(), labels[rows])

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, Incoming, LossTable, Rows, Taps
+from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.losses import cross_entropy, cross_entropy_of_each, logit_distance
 from gracecl.memory import Memories
@@ -74,11 +74,11 @@ class CLSER(Replay):
         self.plastic, self.stable = Average(net), Average(net)
         self.steps = 0
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
         if self.steps == 0:  # whatever weights the first step starts from, both models start from too
             self.plastic.start_over()
             self.stable.start_over()
-        return {"all": Rows(np.arange(len(new)), memories.replay.draw(self.recalled(new), rng))}
+        return {"all": Selection(np.arange(len(new)), memories.replay.draw(self.recalled(new), planning.rng))}
 
     def targets(self, batch: Batch) -> dict[str, Tensor]:
         """The logits of the surer model for each replayed image, in each layer."""
@@ -87,7 +87,7 @@ class CLSER(Replay):
             return {}
         x, y = batch.x[rows], batch.y[rows]
         stable, plastic = (model.copy(x).logits for model in (self.stable, self.plastic))
-        self.net.count(forward=2 * len(x))
+        self.net.meter.count(forward=2 * len(x))
         surer = cross_entropy_of_each(stable, y) < cross_entropy_of_each(plastic, y)
         return {"cls_er": torch.where(surer[..., None], stable, plastic)}
 

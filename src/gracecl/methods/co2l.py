@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.core import NO_TASK, Batch, Incoming, LossTable, Progress, Rows, Taps
+from gracecl.core import NO_TASK, Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.augment import View
 from gracecl.functional.losses import asymmetric_contrast, cross_entropy, full_precision, relation_distillation
@@ -97,8 +97,8 @@ class Co2L(Replay):
     def end_task(self, memories: Memories, progress: Progress) -> None:
         self.teacher.renew()
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
-        return {"all": Rows(np.arange(len(new)), memories.replay.draw(self.n_recall, rng))}
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+        return {"all": Selection(np.arange(len(new)), memories.replay.draw(self.n_recall, planning.rng))}
 
     def views(self, block: str, augment: View) -> Sequence[View]:
         return (augment, augment)
@@ -119,7 +119,7 @@ class Co2L(Replay):
             table["ce/head"] = cross_entropy(self.net.classifier(out.features.detach()), batch.y)
         return table
 
-    def observe(self, memories: Memories, new: Incoming, rng: np.random.Generator) -> None:
+    def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
         if self.every and new.progress.task == NO_TASK and (new.progress.step + 1) % self.every == 0:
             self.teacher.renew()
 

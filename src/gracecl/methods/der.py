@@ -18,14 +18,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from gracecl.core import MEMORY_SOURCE, Batch, Incoming, LossTable, Rows, Taps
+from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
 from gracecl.functional.losses import cross_entropy, full_precision, logit_distance
 from gracecl.memory import Memories
 from gracecl.methods.base import Method
-from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 
 
@@ -43,10 +41,6 @@ class DER(Method):
     seen_only: bool = False
     """both terms over the classes met so far instead of all outputs"""
 
-    def attach(self, net: TappedNet, memories: Memories) -> None:
-        super().attach(net, memories)
-        self.memories = memories
-
     @property
     def dark(self) -> str:
         """The block whose logits are matched."""
@@ -57,10 +51,10 @@ class DER(Method):
         """The blocks drawn from memory."""
         return [self.dark] if self.alpha else []
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
         stream = np.arange(len(new))
-        draws = {block: Rows(stream[:0], memories.replay.draw(self.n_recall, rng)) for block in self.replayed}
-        return {"new": Rows(stream)} | {block: rows for block, rows in draws.items() if len(rows)}
+        draws = {block: Selection(slots=memories.replay.draw(self.n_recall, planning.rng)) for block in self.replayed}
+        return {"new": Selection(stream)} | {block: rows for block, rows in draws.items() if len(rows)}
 
     def forwards(self, blocks: list[str]) -> list[list[str]]:
         return [blocks] if self.joint_forward else [[block] for block in blocks]
@@ -73,9 +67,7 @@ class DER(Method):
         """The logits stored beside the replayed images."""
         if not self.alpha or self.dark not in batch.blocks:
             return {}
-        stored = self.memories.replay.notes["logits"]
-        slots = torch.from_numpy(batch.sources[batch.rows(self.dark)] - MEMORY_SOURCE).to(stored.device)
-        return {"stored_logits": stored.index_select(0, slots).transpose(0, 1)}
+        return {"stored_logits": batch.stored(self.dark, "logits").transpose(0, 1)}
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         new, classes = batch.rows("new"), batch.seen if self.seen_only else None
@@ -85,5 +77,5 @@ class DER(Method):
             table["kd/logits"] = self.alpha * logit_distance(logits, batch.targets["stored_logits"], classes)
         return table
 
-    def notes(self, out: Taps, batch: Batch) -> dict[str, Tensor]:
+    def attributes(self, out: Taps, batch: Batch) -> dict[str, Tensor]:
         return {"logits": full_precision(out.logits.detach()[:, batch.blocks["new"].view(0)]).transpose(0, 1)}

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.core import Batch, Incoming, Ints, LossTable, Rows, Taps
+from gracecl.core import Batch, Ints, LossTable, Planning, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.augment import View
 from gracecl.functional.losses import cross_entropy, full_precision
@@ -77,28 +77,28 @@ class DVC(Replay):
         self.hidden = net.extra("dvc_hidden", StackedLinear(net.layers, 2 * net.classes, HIDDEN))
         self.joint = net.extra("dvc_joint", StackedLinear(net.layers, HIDDEN, net.classes))
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
-        stream, slots = np.arange(len(new)), self.recall(new, memories, rng)
-        replay = {"replay": Rows(stream[:0], slots)} if len(slots) else {}
-        return {"new": Rows(stream), **replay}
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+        stream, slots = np.arange(len(new)), self.recall(new, memories, planning)
+        replay = {"replay": Selection(slots=slots)} if len(slots) else {}
+        return {"new": Selection(stream), **replay}
 
-    def recall(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> Ints:
+    def recall(self, new: StreamBatch, memories: Memories, planning: Planning) -> Ints:
         """The candidates whose gradient would grow most. Slots are needed on the host, so this waits for the device once."""
         count = self.recalled(new)
-        slots = memories.replay.draw(max(self.n_candidates, count), rng)
+        slots = memories.replay.draw(max(self.n_candidates, count), planning.rng)
         if len(slots) <= count:
             return slots
-        chosen: Ints = self.interference(new, memories, slots).topk(count).indices.cpu().numpy()
+        chosen: Ints = self.interference(new, memories, planning, slots).topk(count).indices.cpu().numpy()
         return slots[chosen]
 
-    def interference(self, new: Incoming, memories: Memories, slots: Ints) -> Tensor:
+    def interference(self, new: StreamBatch, memories: Memories, planning: Planning, slots: Ints) -> Tensor:
         """`[C]`: by how much the gradient of each candidate would grow."""
         net, memory, device = self.net, memories.replay, new.x.device
-        views = net.pixels.normalise(new.x).repeat(2, 1, 1, 1) if new.view is None else new.view()
+        views = net.pixels.normalise(new.x).repeat(2, 1, 1, 1) if planning.preview is None else planning.preview()
         y = torch.from_numpy(new.labels).to(device)
         seen = torch.tensor(new.progress.seen, device=device)
         direction = gradient_of(net, views, lambda out: sum_of(self.terms(out.logits, y, seen)), "frozen")
-        ahead = step_ahead(net, direction, rate_ahead(self.virtual_lr, new.rate))
+        ahead = step_ahead(net, direction, rate_ahead(self.virtual_lr, planning.learning_rate))
         candidates, labels = net.pixels.normalise(memory[slots]), torch.from_numpy(memory.labels[slots]).to(device)
         now, then = (outputs(net, candidates, weights, "frozen") for weights in (None, ahead))
         return head_gradients(then, labels) - head_gradients(now, labels)

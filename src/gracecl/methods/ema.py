@@ -19,9 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
-from gracecl.core import NO_TASK, Batch, Incoming, Progress, Rows, Taps
+from gracecl.core import NO_TASK, Batch, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.memory import Memories
 from gracecl.methods.base import Boundaries, Method, Wrapper
@@ -66,10 +64,10 @@ class EMA(Wrapper):
         self.first_task: int | None = None
         """optimiser steps of the first task, once it is over"""
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
         if self.steps == 0:  # whatever weights the first step starts from, the shadow starts from too
             self.average.start_over()
-        return super().plan(new, memories, rng)
+        return super().plan(new, memories, planning)
 
     def after_step(self, out: Taps, batch: Batch) -> None:
         super().after_step(out, batch)

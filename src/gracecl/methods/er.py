@@ -13,12 +13,12 @@ draws as many as are new, 10).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from gracecl.core import Batch, Incoming, Ints, LossTable, Rows, Taps
+from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
 from gracecl.functional.losses import cross_entropy
 from gracecl.memory import Memories
 from gracecl.methods.replay import Replay
@@ -33,16 +33,15 @@ class ER(Replay):
     reduction: Literal["concat", "sum_of_means"] = "concat"
     """one forward and one mean over new and replayed images, or two forwards and the sum of two means"""
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
-        stream, slots = np.arange(len(new)), self.recall(new, memories, rng)
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+        stream, recalled = np.arange(len(new)), self.recall(new, memories, planning)
         if self.reduction == "concat":
-            return {"all": Rows(stream, slots)}
-        replay = {"replay": Rows(stream[:0], slots)} if len(slots) else {}
-        return {"new": Rows(stream), **replay}
+            return {"all": replace(recalled, stream=stream)}
+        return {"new": Selection(stream)} | ({"replay": recalled} if len(recalled) else {})
 
-    def recall(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> Ints:
-        """The slots to replay: here drawn uniformly."""
-        return memories.replay.draw(self.recalled(new), rng)
+    def recall(self, new: StreamBatch, memories: Memories, planning: Planning) -> Selection:
+        """What to replay: here drawn uniformly."""
+        return Selection(slots=memories.replay.draw(self.recalled(new), planning.rng))
 
     def forwards(self, blocks: list[str]) -> list[list[str]]:
         return [[block] for block in blocks]

@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from gracecl.core import Batch, Incoming, LossTable, Rows, Taps
+from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
 from gracecl.functional.losses import classes_among, cross_entropy
 from gracecl.memory import Memories
 from gracecl.methods.replay import Replay
@@ -53,10 +53,10 @@ class ERACE(Replay):
         if self.head == "cosine":
             net.classifier = CosineHead(net.classifier, COSINE_SCALE, COSINE_EPSILON)
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
-        stream, slots = np.arange(len(new)), memories.replay.draw(self.recalled(new), rng)
-        replay = {"replay": Rows(stream[:0], slots)} if len(slots) else {}
-        return {"new": Rows(stream), **replay}
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+        stream, slots = np.arange(len(new)), memories.replay.draw(self.recalled(new), planning.rng)
+        replay = {"replay": Selection(stream[:0], slots)} if len(slots) else {}
+        return {"new": Selection(stream), **replay}
 
     def forwards(self, blocks: list[str]) -> list[list[str]]:
         return [blocks] if self.joint_forward else [[block] for block in blocks]

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.core import Batch, Incoming, Ints, LossTable, Rows, Taps
+from gracecl.core import Batch, Ints, LossTable, Planning, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.augment import View
 from gracecl.functional.losses import contrast, cross_entropy, unit
@@ -70,20 +70,20 @@ class ERAML(Replay):
         if self.head == "cosine":
             net.classifier = CosineHead(net.classifier, COSINE_SCALE, EPSILON)
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
-        memory, nothing = memories.replay, np.empty(0, np.int64)
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+        memory = memories.replay
         if len(memory) == 0:
-            return {"first": Rows(np.arange(len(new)))}
-        slots = memory.draw(self.recalled(new), rng)
-        anchors, partners = draw_pairs(new.labels, memory, rng)
+            return {"first": Selection(np.arange(len(new)))}
+        slots = memory.draw(self.recalled(new), planning.rng)
+        anchors, partners = draw_pairs(new.labels, memory, planning.rng)
         from_stream = partners >= memory.capacity
-        blocks = {
-            "anchors": Rows(anchors),
-            "pairs": Rows(partners[from_stream] - memory.capacity, partners[~from_stream]),
-            "replay": Rows(nothing, slots),
-        }
         # A block holds its stream images before its memory images; this is where each anchor's partners went.
-        self.place = torch.from_numpy(np.argsort(np.argsort(~from_stream, kind="stable")))
+        place = torch.from_numpy(np.argsort(np.argsort(~from_stream, kind="stable")))
+        blocks = {
+            "anchors": Selection(anchors),
+            "pairs": Selection(partners[from_stream] - memory.capacity, partners[~from_stream], found={"place": place}),
+            "replay": Selection(slots=slots),
+        }
         return {name: rows for name, rows in blocks.items() if len(rows)}
 
     def views(self, block: str, augment: View) -> Sequence[View]:
@@ -106,16 +106,16 @@ class ERAML(Replay):
                 distance = contrast(h, batch.y[anchors], partners, batch.y[pairs], self.temperature)
                 table["sc"] = self.gamma * self.temperature / BASE_TEMPERATURE * distance
             else:
-                table["sc"] = self.gamma * TRIPLET_WEIGHT * self.triplet(h, partners)
+                table["sc"] = self.gamma * TRIPLET_WEIGHT * self.triplet(h, partners, batch.blocks["pairs"].found["place"])
         for block in ("first", "replay"):
             if block in batch.blocks:
                 rows = batch.rows(block)
                 table[f"ce/{block}"] = cross_entropy(out.logits[:, rows], batch.y[rows])
         return table
 
-    def triplet(self, anchors: Tensor, partners: Tensor) -> Tensor:
+    def triplet(self, anchors: Tensor, partners: Tensor, place: Tensor) -> Tensor:
         """Mean over anchors of how far the negative is from being farther than the positive by the margin."""
-        positive, negative = partners[:, self.place.to(partners.device)].chunk(2, dim=1)
+        positive, negative = partners[:, place.to(partners.device)].chunk(2, dim=1)
         excess = F.pairwise_distance(anchors, positive) - F.pairwise_distance(anchors, negative) + TRIPLET_MARGIN
         return excess.clamp(min=0).mean(dim=1)
 

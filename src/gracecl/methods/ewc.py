@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from gracecl import rng
 from gracecl.core import Progress
 from gracecl.memory import Memories
-from gracecl.methods.quadratic import LooksBack
+from gracecl.methods.quadratic import MeasuredAtTaskEnd
 from gracecl.nets.scoring import scoring
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
@@ -32,7 +32,7 @@ from gracecl.registry import methods
 
 @methods.register("ewc")
 @dataclass(eq=False, repr=False)
-class EWC(LooksBack):
+class EWC(MeasuredAtTaskEnd):
     """Elastic weight consolidation: weights matter by the Fisher information of each task; added to a learner."""
 
     strength: float = 100.0
@@ -106,6 +106,7 @@ class EWC(LooksBack):
                 .softmax(dim=-1)
                 .transpose(0, 1)
             )
+        self.net.meter.count(forward=len(x))
         if self.labels == "pred":
             return p.argmax(dim=-1)
         chances = torch.from_numpy(generator.random((*p.shape[:2], 1))).to(p)

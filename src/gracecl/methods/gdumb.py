@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, Incoming, LossTable, Progress, Rows, Taps
+from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.engine.fit import Fit
 from gracecl.errors import UserError
 from gracecl.functional import optim
@@ -76,11 +76,11 @@ class GDumb(Method):
         if min(self.epochs, self.batch) < 1 or not 0 <= self.cutmix <= 1 or self.cutmix_alpha <= 0:
             raise UserError("gdumb: epochs and batch must be at least 1, cutmix a probability, cutmix_alpha above 0")
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
         return {}
 
-    def store(self, memories: Memories, new: Incoming, rng: np.random.Generator, notes: dict[str, Tensor]) -> None:
-        add_balanced(memories.replay, rng, new.x, new.labels, new.progress.task, **notes)
+    def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
+        add_balanced(memories.replay, rng, new.x, new.labels, new.progress.task, **attributes)
 
     def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> Fit | None:
         images = len(memories.replay)

@@ -32,7 +32,7 @@ from gracecl import controllers, registry
 from gracecl.controllers import Controller, Signals
 from gracecl.controllers.feedback import Feedback
 from gracecl.controllers.paper import EntropyMode
-from gracecl.core import NO_TASK, Batch, Incoming, Ints, LossTable, Progress, Taps, is_loss
+from gracecl.core import NO_TASK, Batch, Ints, LossTable, Progress, StreamBatch, Taps, is_loss
 from gracecl.errors import UserError
 from gracecl.memory import Memories
 from gracecl.methods.base import Boundaries, Method, Wrapper
@@ -110,7 +110,7 @@ class Grace(Wrapper):
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         if self.val_source == "heldout":
-            memories.carve("heldout", max(1, round(HELDOUT_SHARE * memories.replay.capacity)))
+            memories.reserve("heldout", max(1, round(HELDOUT_SHARE * memories.replay.capacity)))
         super().attach(net, memories)
         self.feedback = Feedback(net.layers, self.controller(), net.classifier.weight.device)
 
@@ -213,9 +213,9 @@ class Grace(Wrapper):
         super().after_step(out, batch)
         self.feedback.controller.after_step(self.signals(out, batch))
 
-    def store(self, memories: Memories, new: Incoming, rng: np.random.Generator, notes: dict[str, Tensor]) -> None:
+    def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
         if self.val_source != "heldout":
-            return super().store(memories, new, rng, notes)
+            return super().store(memories, new, rng, attributes)
         aside = rng.random(len(new)) < HELDOUT_SHARE  # every image is offered to one store, so none is ever in both
         some, rest = np.flatnonzero(aside), np.flatnonzero(~aside)
         held = new.select(some)
@@ -224,10 +224,10 @@ class Grace(Wrapper):
             memories,
             new.select(rest),
             rng,
-            {name: value[torch.from_numpy(rest).to(value.device)] for name, value in notes.items()},
+            {name: value[torch.from_numpy(rest).to(value.device)] for name, value in attributes.items()},
         )
 
-    def observe(self, memories: Memories, new: Incoming, rng: np.random.Generator) -> None:
+    def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
         super().observe(memories, new, rng)
         step = new.progress.step + 1
         if new.progress.task == NO_TASK and self.refresh_every and step % self.refresh_every == 0:

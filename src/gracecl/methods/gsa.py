@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.core import Batch, Incoming, LossTable, Progress, Rows, Taps
+from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.augment import Mirror, View
 from gracecl.functional.losses import cross_entropy, cross_entropy_of_each, full_precision
@@ -94,16 +94,16 @@ class GSA(Method):
                 for name, value in self.net.classifier.named_parameters():
                     value[..., unmet] = self.fresh[name][..., unmet]
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
         memory, progress, stream = memories.replay, new.progress, np.arange(len(new))
-        current = memory.draw(self.n_current, rng, task=progress.task)
-        blocks = {"new": Rows(stream, current)}
+        current = memory.draw(self.n_current, planning.rng, task=progress.task)
+        blocks = {"new": Selection(stream, current)}
         if len(memory):
             met, seen = len(progress.current), len(progress.seen)
             n_new, n_past = self.n_recall * met // seen, self.n_recall * (seen - met) // seen
-            past = memory.draw(n_past, rng, except_task=progress.task)
+            past = memory.draw(n_past, planning.rng, except_task=progress.task)
             of_task = current[: max(0, n_new - len(new))]
-            blocks["balanced"] = Rows(stream[:n_new], np.concatenate([of_task, past]))
+            blocks["balanced"] = Selection(stream[:n_new], np.concatenate([of_task, past]))
         return {name: rows for name, rows in blocks.items() if len(rows)}
 
     def views(self, block: str, augment: View) -> Sequence[View]:

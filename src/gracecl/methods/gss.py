@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Incoming, Ints
+from gracecl.core import Ints, StreamBatch
 from gracecl.memory import Memories, Memory
 from gracecl.memory.gss import draw_groups, draw_victims, replacement_chance, similarity, victim_weights
 from gracecl.methods.er import ER
@@ -55,32 +55,32 @@ class GSS(ER):
     scope: Literal["all", "heads"] = "all"
     """the weights whose gradients are compared; those of the heads alone are an approximation that saves memory and time"""
 
-    def store(self, memories: Memories, new: Incoming, rng: np.random.Generator, notes: dict[str, Tensor]) -> None:
+    def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
         memory = memories.replay
         memory.offered += len(new)
         if memory.capacity == 0 or len(new) == 0:
             return
         if len(memory) == 0:
             rows = np.arange(min(memory.capacity, len(new)))
-            self.write(memory, rows, rows, torch.full((len(rows),), FIRST_SCORE), new, notes)
+            self.write(memory, rows, rows, torch.full((len(rows),), FIRST_SCORE), new, attributes)
             return
         groups = self.gradients(*self.stored(memory, draw_groups(len(memory), self.n_groups, self.group_size, rng)))
         if (free := memory.capacity - len(memory)) > 0:
             rows = np.arange(min(free, len(new)))
-            self.write(memory, len(memory) + rows, rows, self.scores(new.select(rows), groups), new, notes)
+            self.write(memory, len(memory) + rows, rows, self.scores(new.select(rows), groups), new, attributes)
             return
         whole = self.gradients(self.net.pixels.normalise(new.x)[None], new.labels[None])
         # Whether to go on decides about ten more passes and about slots, which live on the host: worth waiting for the device.
         if similarity(whole, groups).cpu()[0] >= self.threshold:
             return
-        stored = memory.notes[SCORE].cpu().double().numpy()
+        stored = memory.attributes[SCORE].cpu().double().numpy()
         slots = draw_victims(victim_weights(stored) if self.victims == "min_max" else stored + 1, len(new), rng)
         rows = np.arange(len(slots))
         scores = self.scores(new.select(rows), groups).cpu()
         taken = rng.random(len(slots)) < replacement_chance(scores.double().numpy(), stored[slots])
-        self.write(memory, slots[taken], rows[taken], scores[torch.from_numpy(taken)], new, notes)
+        self.write(memory, slots[taken], rows[taken], scores[torch.from_numpy(taken)], new, attributes)
 
-    def scores(self, new: Incoming, groups: Tensor) -> Tensor:
+    def scores(self, new: StreamBatch, groups: Tensor) -> Tensor:
         """`[b]`: how similar each image's gradient is to the most similar of the groups'."""
         return similarity(self.gradients(self.net.pixels.normalise(new.x)[:, None], new.labels[:, None]), groups)
 
@@ -92,8 +92,10 @@ class GSS(ER):
     def gradients(self, x: Tensor, labels: Ints) -> Tensor:
         return gradients_of_groups(self.net, x, torch.from_numpy(labels).to(x.device), self.scope)
 
-    def write(self, memory: Memory, slots: Ints, rows: Ints, scores: Tensor, new: Incoming, notes: dict[str, Tensor]) -> None:
+    def write(
+        self, memory: Memory, slots: Ints, rows: Ints, scores: Tensor, new: StreamBatch, attributes: dict[str, Tensor]
+    ) -> None:
         """Puts rows of the batch into slots, each with its score."""
         place = torch.from_numpy(rows).to(new.x.device)
         all_scores = torch.zeros(len(new), device=new.x.device, dtype=scores.dtype).index_copy(0, place, scores.to(new.x.device))
-        memory.put(slots, new.x, rows, new.labels, new.progress.task, notes | {SCORE: all_scores})
+        memory.put(slots, new.x, rows, new.labels, new.progress.task, attributes | {SCORE: all_scores})

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.core import NO_TASK, Batch, Incoming, Ints, LossTable, Progress, Rows, Taps
+from gracecl.core import NO_TASK, Batch, Ints, LossTable, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.losses import binary_cross_entropy, full_precision
 from gracecl.memory import Memories
@@ -79,9 +79,9 @@ class ICaRL(Replay):
         if self.exemplars == "herding":
             memories.scratch(CANDIDATES, self.candidates)
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
         task = new.progress.task if self.exemplars == "reservoir" and new.progress.task != NO_TASK else None
-        return {"all": Rows(np.arange(len(new)), memories.replay.draw(self.recalled(new), rng, except_task=task))}
+        return {"all": Selection(np.arange(len(new)), memories.replay.draw(self.recalled(new), planning.rng, except_task=task))}
 
     def targets(self, batch: Batch) -> dict[str, Tensor]:
         return {"icarl": full_precision(self.teacher(batch.x).logits).sigmoid()} if self.teacher else {}
@@ -93,11 +93,11 @@ class ICaRL(Replay):
             table["kd/old"] = binary_cross_entropy(out.logits, batch.targets["icarl"], self.teacher.classes)
         return table
 
-    def store(self, memories: Memories, new: Incoming, rng: np.random.Generator, notes: dict[str, Tensor]) -> None:
+    def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
         store = memories[CANDIDATES] if self.exemplars == "herding" else memories.replay
         store.add(rng, new.x, new.labels, new.progress.task)
 
-    def observe(self, memories: Memories, new: Incoming, rng: np.random.Generator) -> None:
+    def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
         if self.every and new.progress.task == NO_TASK and (new.progress.step + 1) % self.every == 0:
             self.end_task(memories, new.progress)
 

@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.core import Batch, Incoming, Ints, LossTable, Progress, Rows, Taps
+from gracecl.core import Batch, Ints, LossTable, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.augment import central_shares, mix, pair_number, unlike_pairs
 from gracecl.functional.losses import cross_entropy, cross_entropy_of_each, frobenius_distance, full_precision
@@ -116,11 +116,11 @@ class IL2A(Replay):
                 value.copy_(fresh)
         self.sums, self.counts = torch.zeros_like(self.sums), torch.zeros_like(self.counts)
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
         stream = np.arange(len(new))
-        slots = memories.replay.draw(self.recalled(new) if self.teacher else 0, rng)
-        replay = {"replay": Rows(stream[:0], slots)} if len(slots) else {}
-        return {"new": Rows(stream), **replay}
+        slots = memories.replay.draw(self.recalled(new) if self.teacher else 0, planning.rng)
+        replay = {"replay": Selection(stream[:0], slots)} if len(slots) else {}
+        return {"new": Selection(stream), **replay}
 
     def prepare(self, batch: Batch) -> None:
         """Class augmentation: mixes of new images become images of extra classes, whose numbers follow those of the classes."""
@@ -183,7 +183,7 @@ class IL2A(Replay):
         self.sums = self.sums + member @ out.features[:, rows].to(self.sums.dtype)
         self.counts = self.counts + member.sum(dim=1)
 
-    def observe(self, memories: Memories, new: Incoming, rng: np.random.Generator) -> None:
+    def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
         if self.n_statistics:
             memories[self.name].add(rng, new.x, new.labels, new.progress.task)
 

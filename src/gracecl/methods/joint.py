@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from gracecl.core import Batch, Incoming, LossTable, Taps
+from gracecl.core import Batch, LossTable, StreamBatch, Taps
 from gracecl.functional.losses import cross_entropy
 from gracecl.memory import Memories
 from gracecl.methods.base import Method
@@ -47,5 +47,5 @@ class Joint(Method):
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         return {"ce/all": cross_entropy(out.logits, batch.y)}
 
-    def store(self, memories: Memories, new: Incoming, rng: np.random.Generator, notes: dict[str, Tensor]) -> None:
+    def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
         """Keeps nothing: it sees everything anyway."""

@@ -32,7 +32,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from gracecl.core import Batch, Incoming, LossTable, Progress, Rows, Taps
+from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.losses import cosine_distance, cross_entropy, margin_ranking
 from gracecl.memory import Memories
@@ -88,11 +88,11 @@ class LUCIR(Replay):
         self.directions: Tensor | None = None
         """`[L, C, D]`: the mean directions of the classes that this step meets first, where their rows are to be imprinted"""
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
         self.directions = self.first_directions(new) if self.imprint == "lazy" and new.progress.old else None
-        return {"all": Rows(np.arange(len(new)), memories.replay.draw(self.recalled(new), rng))}
+        return {"all": Selection(np.arange(len(new)), memories.replay.draw(self.recalled(new), planning.rng))}
 
-    def first_directions(self, new: Incoming) -> Tensor | None:
+    def first_directions(self, new: StreamBatch) -> Tensor | None:
         """By the images as they are, in evaluation mode; 0 for all other classes."""
         arriving = np.flatnonzero(~np.isin(new.labels, self.met))
         if len(arriving) == 0:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from gracecl.core import NO_TASK, Batch, Incoming, LossTable, Progress, Taps
+from gracecl.core import NO_TASK, Batch, LossTable, Progress, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.losses import distillation
 from gracecl.memory import Memories
@@ -67,7 +67,7 @@ class LwF(Addition):
         divergence = distillation(out.logits, batch.targets["lwf"], self.temperature, self.teacher.classes)
         return {"kd/lwf": self.strength * self.temperature**2 * divergence}
 
-    def observe(self, memories: Memories, new: Incoming, rng: np.random.Generator) -> None:
+    def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
         if self.every and new.progress.task == NO_TASK and (new.progress.step + 1) % self.every == 0:
             self.teacher.renew(new.progress.seen)
 

@@ -20,13 +20,13 @@ from torch import Tensor
 from gracecl.core import Progress
 from gracecl.errors import UserError
 from gracecl.memory import Memories
-from gracecl.methods.quadratic import LooksBack
+from gracecl.methods.quadratic import MeasuredAtTaskEnd
 from gracecl.registry import methods
 
 
 @methods.register("mas")
 @dataclass(eq=False, repr=False)
-class MAS(LooksBack):
+class MAS(MeasuredAtTaskEnd):
     """Memory aware synapses: weights matter by how strongly the logits depend on them; added to a learner."""
 
     strength: float = 1.0

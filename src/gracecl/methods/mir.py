@@ -24,19 +24,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, Incoming, Ints, Taps
+from gracecl.core import Batch, Ints, Planning, Selection, StreamBatch, Taps
 from gracecl.functional.losses import cross_entropy_of_each
 from gracecl.memory import Memories
 from gracecl.methods.er import ER
 from gracecl.nets.scoring import Normalisation, gradient, loss_of_each, rate_ahead, step_ahead
-from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 
-BEST_LOSS = "best_loss"
+BEST_LOSS, SCORED = "best_loss", "scored"
 
 
 @methods.register("mir")
@@ -56,42 +54,39 @@ class MIR(ER):
     """how BatchNorm treats the candidates: by their batch with the running statistics kept, by the running statistics (`eval`), or
     by their batch with the statistics moved once more (`train`, as the paper's program does)"""
 
-    def attach(self, net: TappedNet, memories: Memories) -> None:
-        super().attach(net, memories)
-        self.memories = memories
-        self.best: tuple[Ints, Tensor] | None = None
-
-    def recall(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> Ints:
+    def recall(self, new: StreamBatch, memories: Memories, planning: Planning) -> Selection:
         """The most interfered of the candidates. Slots are needed on the host, so this waits for the device once."""
         wanted = self.recalled(new)
-        slots = memories.replay.draw(max(self.n_candidates, wanted), rng)
-        self.best = None
+        slots = memories.replay.draw(max(self.n_candidates, wanted), planning.rng)
         if len(slots) <= wanted:
-            return slots
-        chosen: Ints = self.interference(new, memories, slots).topk(wanted).indices.cpu().numpy()
-        return slots[chosen]
+            return Selection(slots=slots)
+        before, after = self.losses_around_the_step(new, memories, planning, slots)
+        chosen: Ints = (after - before).topk(wanted).indices.cpu().numpy()
+        return Selection(slots=slots[chosen], found={SCORED: (slots, before)} if self.criterion == "over_best" else {})
 
-    def interference(self, new: Incoming, memories: Memories, slots: Ints) -> Tensor:
-        """`[C]`: by how much the loss of each candidate would grow."""
+    def losses_around_the_step(
+        self, new: StreamBatch, memories: Memories, planning: Planning, slots: Ints
+    ) -> tuple[Tensor, Tensor]:
+        """`[C]` each: what the loss of each candidate is compared with, and what it would be after the virtual step."""
         net, memory, device = self.net, memories.replay, new.x.device
-        x = net.pixels.normalise(new.x) if new.view is None else new.view()[: len(new)]
+        x = net.pixels.normalise(new.x) if planning.preview is None else planning.preview()[: len(new)]
         direction = gradient(net, x, torch.from_numpy(new.labels).to(device), "frozen")
-        ahead = step_ahead(net, direction, rate_ahead(self.virtual_lr, new.rate))
+        ahead = step_ahead(net, direction, rate_ahead(self.virtual_lr, planning.learning_rate))
         candidates, labels = net.pixels.normalise(memory[slots]), torch.from_numpy(memory.labels[slots]).to(device)
         now = loss_of_each(net, candidates, labels, normalisation=self.score_bn)
         then = loss_of_each(net, candidates, labels, ahead, "eval" if self.score_bn == "eval" else "frozen")
         if self.criterion == "over_best":
-            now = torch.minimum(now, memory.notes[BEST_LOSS][torch.from_numpy(slots).to(device)])
-            self.best = slots, now
-        return then - now
+            now = torch.minimum(now, memory.attributes[BEST_LOSS][torch.from_numpy(slots).to(device)])
+        return now, then
 
     def after_step(self, out: Taps, batch: Batch) -> None:
         """Remembers the smallest losses, where the criterion asks for them."""
-        if self.best is not None:
-            slots, losses = self.best
-            self.memories.replay.notes[BEST_LOSS][torch.from_numpy(slots).to(losses.device)] = losses
+        for block in batch.blocks.values():
+            if SCORED in block.found:
+                slots, losses = block.found[SCORED]
+                block.memory.attributes[BEST_LOSS][torch.from_numpy(slots).to(losses.device)] = losses
 
-    def notes(self, out: Taps, batch: Batch) -> dict[str, Tensor]:
+    def attributes(self, out: Taps, batch: Batch) -> dict[str, Tensor]:
         if self.criterion == "growth":
             return {}
         return {BEST_LOSS: cross_entropy_of_each(out.logits, batch.y).sum(dim=0)[batch.stream_rows]}

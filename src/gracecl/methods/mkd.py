@@ -20,11 +20,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, Incoming, LossTable, Rows, Taps
+from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.losses import distillation
 from gracecl.memory import Memories
@@ -69,13 +68,13 @@ class MKD(Wrapper):
         self.begun = False
         self.layer_weight = weight.to(net.classifier.weight.device)
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
         if not self.begun:  # whatever weights the first step starts from, the teacher starts from too
             self.follow(1.0)
-        return super().plan(new, memories, rng)
+        return super().plan(new, memories, planning)
 
     def targets(self, batch: Batch) -> dict[str, Tensor]:
-        self.net.count(forward=len(batch))
+        self.net.meter.count(forward=len(batch))
         return super().targets(batch) | {"teacher_logits": self.teacher(batch.x).logits}
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:

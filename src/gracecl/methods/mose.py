@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gracecl.core import NO_TASK, Batch, Incoming, Ints, LossTable, Progress, Rows, Taps
+from gracecl.core import NO_TASK, Batch, Ints, LossTable, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.augment import Mirror, View
 from gracecl.functional.losses import classes_among, cross_entropy, frobenius_distance, full_precision, supervised_contrast
@@ -77,19 +77,19 @@ class MOSE(Method):
         self.teachers = torch.tensor([layer for layer in range(net.layers) if layer != student], dtype=torch.int64)
         self.adapt = net.extra("adaptation", nn.Linear(net.width, net.width))
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
         memory, progress, b = memories.replay, new.progress, len(new)
         if len(memory) == 0:
             return {}
         current = progress.current if progress.task != NO_TASK else tuple(dict.fromkeys(new.labels.tolist()))
         alone = len(current) == len(progress.seen) if progress.task == NO_TASK else progress.task == 0
         wanted = self.n_recall if alone else max(0, self.n_recall // 2 - b)
-        recalled = self.draw(memory, 0 if progress.first_of_task else wanted, rng, progress, current)
-        blocks = {"new": Rows(np.arange(b), recalled)}
+        recalled = self.draw(memory, 0 if progress.first_of_task else wanted, planning.rng, progress, current)
+        blocks = {"new": Selection(np.arange(b), recalled)}
         if not alone:
             n_new = min(self.n_recall * len(current) // len(progress.seen), b)
             n_past = min(self.n_recall - n_new, self.per_class * len(progress.seen))
-            blocks["balanced"] = Rows(np.arange(n_new), self.draw(memory, n_past, rng, progress, current, past=True))
+            blocks["balanced"] = Selection(np.arange(n_new), self.draw(memory, n_past, planning.rng, progress, current, past=True))
         return {name: rows for name, rows in blocks.items() if len(rows)}
 
     def draw(

@@ -20,11 +20,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, Incoming, Rows, Taps
+from gracecl.core import Batch, Planning, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.augment import View
 from gracecl.memory import Memories
@@ -51,16 +50,16 @@ class MultiUpdate(Wrapper):
     def repeats(self) -> int:  # type: ignore[override]
         return self.updates * self.inner.repeats
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
-        step, self.turn = divmod(new.repeat, self.updates)
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+        step, self.turn = divmod(planning.repeat, self.updates)
         if self.turn == 0:
             self.gathered: dict[str, Tensor] = {}
-        plan = super().plan(replace(new, repeat=step), memories, rng)
+        plan = super().plan(new, memories, replace(planning, repeat=step))
         kept = {block: self.part_of(rows, len(super(MultiUpdate, self).views(block, ()))) for block, rows in plan.items()}
         self.batch, self.stream_rows = len(new), next((rows.stream for rows in kept.values() if len(rows.stream)), new.labels[:0])
         return {block: rows for block, rows in kept.items() if len(rows)}
 
-    def part_of(self, rows: Rows, views: int) -> Rows:
+    def part_of(self, rows: Selection, views: int) -> Selection:
         """The images of a block that this update keeps: every n-th, or all where there are fewer than updates."""
         groups, parts = self.shares(views)
         mine = slice(self.turn // groups, None, parts)
@@ -81,9 +80,9 @@ class MultiUpdate(Wrapper):
             )
         return fewer, self.updates // fewer
 
-    def notes(self, out: Taps, batch: Batch) -> dict[str, Tensor]:
+    def attributes(self, out: Taps, batch: Batch) -> dict[str, Tensor]:
         """Those of this update's images beside those of the updates before it: after the last, the whole batch's."""
-        for name, value in super().notes(out, batch).items():
+        for name, value in super().attributes(out, batch).items():
             if name not in self.gathered:
                 self.gathered[name] = value.new_zeros(self.batch, *value.shape[1:])
             self.gathered[name][torch.from_numpy(self.stream_rows).to(value.device)] = value

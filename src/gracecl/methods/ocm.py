@@ -34,7 +34,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from gracecl.core import NO_TASK, Batch, Incoming, LossTable, Progress, Rows, Taps
+from gracecl.core import NO_TASK, Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional import augment
 from gracecl.functional.augment import View
@@ -71,9 +71,9 @@ class OCM(RotationContrast):
     def end_task(self, memories: Memories, progress: Progress) -> None:
         self.teacher.renew(progress.seen)
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
-        stream = Rows(np.arange(len(new)))
-        replay = Rows(stream.stream[:0], memories.replay.draw(self.recalled(new) if self.teacher else 0, rng))
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+        stream = Selection(np.arange(len(new)))
+        replay = Selection(stream.stream[:0], memories.replay.draw(self.recalled(new) if self.teacher else 0, planning.rng))
         if len(replay) == 0:
             return {"new": stream, "supervised": stream}
         return {"new": stream, "replay": replay, "supervised": replay}
@@ -106,7 +106,7 @@ class OCM(RotationContrast):
         similarity = products(unit(z, INFO_NCE_EPSILON), unit(batch.targets["teacher_projected"], INFO_NCE_EPSILON))
         return info_nce(info_nce_terms(similarity, self.temperature), pseudo_labels(self.labels_of("replay", batch), batch.classes))
 
-    def observe(self, memories: Memories, new: Incoming, rng: np.random.Generator) -> None:
+    def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
         if self.every and new.progress.task == NO_TASK and (new.progress.step + 1) % self.every == 0:
             self.teacher.renew(new.progress.seen)
 

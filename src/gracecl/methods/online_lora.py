@@ -40,7 +40,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gracecl.core import Batch, Incoming, LossTable, Rows, Taps
+from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional import optim
 from gracecl.functional.losses import cross_entropy_of_each, full_precision
@@ -113,9 +113,9 @@ class OnlineLoRA(Method):
         """`[P]`: a tensor for each factor of the adapters as one vector, 0 for all other weights."""
         return self.flat.gather(lambda parameter: value_of(parameter) if parameter in self.names else torch.zeros_like(parameter))
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
-        hard = {"hard": Rows(np.empty(0, np.int64), np.arange(sum(self.sizes)))} if self.sizes else {}
-        return {"new": Rows(np.arange(len(new)))} | hard
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+        hard = {"hard": Selection(np.empty(0, np.int64), np.arange(sum(self.sizes)))} if self.sizes else {}
+        return {"new": Selection(np.arange(len(new)))} | hard
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         of_batches = self.loss_of_each_batch(out, batch)
@@ -179,7 +179,7 @@ class OnlineLoRA(Method):
         for factor in self.names:
             factor.zero_()
 
-    def store(self, memories: Memories, new: Incoming, rng: np.random.Generator, notes: dict[str, Tensor]) -> None:
+    def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
         """The hardest batches, as many as n_hard and the memory allow."""
         memory, sizes = memories.replay, [len(new), *self.sizes]
         hardest = sorted(range(len(sizes)), key=lambda entry: -self.latest[entry])[: self.n_hard]

@@ -40,7 +40,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, Incoming, Ints, LossTable, Rows, Taps
+from gracecl.core import Batch, Ints, LossTable, Planning, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.augment import Blend, Floats, View
 from gracecl.functional.losses import (
@@ -104,21 +104,21 @@ class OnPro(RotationContrast):
         super().attach(net, memories)
         self.proto = net.projector.weight.new_zeros(net.classes, net.projector.weight.shape[-1])
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
-        stream, nothing, first_task = Rows(np.arange(len(new))), np.empty(0, np.int64), new.progress.task == 0
-        slots = memories.replay.draw(self.n_recall if first_task else self.recalled(new), rng)
-        seen = {"seen": Rows(nothing, slots)} if len(slots) else {}
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+        stream, nothing, first_task = Selection(np.arange(len(new))), np.empty(0, np.int64), new.progress.task == 0
+        slots = memories.replay.draw(self.n_recall if first_task else self.recalled(new), planning.rng)
+        seen = {"seen": Selection(nothing, slots)} if len(slots) else {}
         self.blend: View = ()
         if first_task or not seen:
             return {"new": stream, "supervised": stream, **seen}
         plain = Mixes(slots, slots, np.zeros(len(slots)))
-        mixes = plain if new.progress.first_of_task else self.prototype_feedback(slots, new, memories.replay, rng)
+        mixes = plain if new.progress.first_of_task else self.prototype_feedback(slots, new, memories.replay, planning.rng)
         self.share, self.other = mixes.share, memories.replay.labels[mixes.second]
         self.blend = (Blend(memories.replay[mixes.second], mixes.share),)
-        replay = Rows(nothing, mixes.first)
+        replay = Selection(nothing, mixes.first)
         return {"new": stream, "replay": replay, "supervised": replay, **seen}
 
-    def prototype_feedback(self, slots: Ints, new: Incoming, memory: Memory, rng: np.random.Generator) -> Mixes:
+    def prototype_feedback(self, slots: Ints, new: StreamBatch, memory: Memory, rng: np.random.Generator) -> Mixes:
         """APF. Slots are needed on the host, so this waits for the device once."""
         proto: Floats = self.proto.double().cpu().numpy()
         classes = np.array([label for label in new.progress.seen if proto[label].any()], np.int64)

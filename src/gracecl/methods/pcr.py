@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gracecl.core import Batch, Incoming, LossTable, Rows, Taps
+from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.augment import View
 from gracecl.functional.losses import proxy_contrast
@@ -56,12 +56,12 @@ class PCR(Replay):
         super().attach(net, memories)
         net.classifier = CosineHead(net.classifier, 1 / self.temperature, COSINE_EPSILON)
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
         if len(memories.replay) == 0:
             return {}
-        stream, slots = np.arange(len(new)), memories.replay.draw(self.recalled(new), rng)
-        replay = {"replay": Rows(stream[:0], slots)} if len(slots) else {}
-        return {**replay, "new": Rows(stream)}
+        stream, slots = np.arange(len(new)), memories.replay.draw(self.recalled(new), planning.rng)
+        replay = {"replay": Selection(stream[:0], slots)} if len(slots) else {}
+        return {**replay, "new": Selection(stream)}
 
     def views(self, block: str, augment: View) -> Sequence[View]:
         return (), augment

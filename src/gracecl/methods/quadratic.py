@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import NO_TASK, Batch, Incoming, LossTable, Progress, Taps
+from gracecl.core import NO_TASK, Batch, LossTable, Progress, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.memory import Memories
 from gracecl.methods.base import Addition, Boundaries
@@ -65,7 +65,7 @@ class QuadraticPenalty(Addition):
         self.consolidate(memories, progress)
         self.consolidated = True
 
-    def observe(self, memories: Memories, new: Incoming, rng: np.random.Generator) -> None:
+    def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
         if self.every and new.progress.task == NO_TASK and (new.progress.step + 1) % self.every == 0:
             self.end_task(memories, new.progress)
 
@@ -92,7 +92,7 @@ class QuadraticPenalty(Addition):
 
 
 @dataclass(eq=False, repr=False)
-class LooksBack(QuadraticPenalty):
+class MeasuredAtTaskEnd(QuadraticPenalty):
     """A penalty whose importances are found by looking at a sample of the task's images once more when the task ends."""
 
     n_fisher: int = 1000
@@ -107,7 +107,7 @@ class LooksBack(QuadraticPenalty):
         super().attach(net, memories)
         memories.scratch(self.name, self.n_fisher)
 
-    def observe(self, memories: Memories, new: Incoming, rng: np.random.Generator) -> None:
+    def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
         memories[self.name].add(rng, new.x, new.labels, new.progress.task)
         super().observe(memories, new, rng)
 

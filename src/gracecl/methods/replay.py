@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gracecl.core import Incoming, Ints, Progress, Taps
+from gracecl.core import Ints, Progress, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.losses import classes_among
 from gracecl.memory import Memories
@@ -39,7 +39,7 @@ class Replay(Method):
         if self.recall_per_class is not None and self.recall_per_class < 1:
             raise UserError(f"{self.name}: recall_per_class must be at least 1, or None for no limit, not {self.recall_per_class}")
 
-    def recalled(self, new: Incoming) -> int:
+    def recalled(self, new: StreamBatch) -> int:
         """How many images to draw from memory in this step."""
         limit = self.recall_per_class
         return self.n_recall if limit is None else min(self.n_recall, limit * len(new.progress.seen))

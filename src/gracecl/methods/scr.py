@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, Incoming, Ints, LossTable, Progress, Rows, Taps
+from gracecl.core import Batch, Ints, LossTable, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.augment import View
 from gracecl.functional.losses import classes_among, cross_entropy, supervised_contrast
@@ -84,10 +84,10 @@ class SCR(Replay):
         self.last_means = torch.zeros(net.layers, net.classes, net.width, device=device)
         self.ever_held = torch.zeros(net.classes, dtype=torch.bool, device=device)
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
         if len(memories.replay) == 0:
             return {}
-        rows = Rows(np.arange(len(new)), memories.replay.draw(self.recalled(new), rng))
+        rows = Selection(np.arange(len(new)), memories.replay.draw(self.recalled(new), planning.rng))
         return {"raw": rows, "augmented": rows}
 
     def views(self, block: str, augment: View) -> Sequence[View]:
@@ -112,12 +112,12 @@ class SCR(Replay):
         projected: Tensor = self.net.projector(torch.relu(self.hidden(out.features)))
         return projected
 
-    def closing_steps(self, memories: Memories, progress: Progress, rng: np.random.Generator) -> Iterable[dict[str, Rows]]:
+    def closing_steps(self, memories: Memories, progress: Progress, rng: np.random.Generator) -> Iterable[dict[str, Selection]]:
         """The review: memory in random order, in whole batches of n_recall."""
         batches = len(memories.replay) // self.n_recall if self.review and self.n_recall else 0
         order, nothing = rng.permutation(len(memories.replay)), np.empty(0, np.int64)
         for slots in np.split(order[: batches * self.n_recall], batches) if batches else ():
-            rows = Rows(nothing, slots)
+            rows = Selection(nothing, slots)
             yield {"review": rows, "review_augmented": rows}
 
     def after_backward(self, batch: Batch) -> None:

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from gracecl.core import Batch, Incoming, LossTable, Taps
+from gracecl.core import Batch, LossTable, StreamBatch, Taps
 from gracecl.functional.losses import cross_entropy
 from gracecl.memory import Memories
 from gracecl.methods.base import Method
@@ -37,5 +37,5 @@ class SGD(Method):
             return None
         return batch.seen if self.classes == "seen" else batch.current
 
-    def store(self, memories: Memories, new: Incoming, rng: np.random.Generator, notes: dict[str, Tensor]) -> None:
+    def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
         """Keeps nothing."""

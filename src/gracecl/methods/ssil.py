@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, Incoming, Ints, LossTable, Progress, Rows, Taps
+from gracecl.core import Batch, Ints, LossTable, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.losses import class_blocks, classes_among, cross_entropy, distillation
 from gracecl.memory import Memories
@@ -82,17 +82,17 @@ class SSIL(Replay):
     def rate(self, progress: Progress) -> float:
         return 1 / (progress.task + 1) if self.decay_rate else 1.0
 
-    def plan(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> dict[str, Rows]:
-        stream, slots = np.arange(len(new)), self.recall(new, memories, rng)
-        replay = {"replay": Rows(stream[:0], slots)} if len(slots) else {}
-        return {"new": Rows(stream), **replay}
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+        stream, slots = np.arange(len(new)), self.recall(new, memories, planning)
+        replay = {"replay": Selection(stream[:0], slots)} if len(slots) else {}
+        return {"new": Selection(stream), **replay}
 
-    def recall(self, new: Incoming, memories: Memories, rng: np.random.Generator) -> Ints:
+    def recall(self, new: StreamBatch, memories: Memories, planning: Planning) -> Ints:
         """Slots of images of earlier tasks; in the first task, of any."""
         wanted = self.recalled(new) if self.ratio is None else max(1, round(len(new) / self.ratio))
         if self.tasks:
-            return memories.replay.draw(wanted, rng, except_task=new.progress.task)
-        return memories.replay.draw(wanted if self.replay_in_first_task else 0, rng)
+            return memories.replay.draw(wanted, planning.rng, except_task=new.progress.task)
+        return memories.replay.draw(wanted if self.replay_in_first_task else 0, planning.rng)
 
     def targets(self, batch: Batch) -> dict[str, Tensor]:
         return {"ssil": self.teacher(batch.x).logits} if self.teacher else {}

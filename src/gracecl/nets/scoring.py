@@ -2,7 +2,7 @@
 
 None of them touches parameters, `.grad`, BatchNorm statistics, the net's mode or torch's random state. Images are normalised
 already, precision is full, and a loss is the cross-entropy summed over the tapped layers. What the passes cost is added to the
-net's counters.
+net's meter.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def outputs(net: TappedNet, x: Tensor, weights: Weights | None = None, normalisa
     """What the net says of images, under its own weights or others in their place."""
     with scoring(net, normalisation), torch.no_grad():
         taps: Taps = functional_call(net, weights or {}, (x,))
+    net.meter.count(forward=len(x))
     return taps
 
 
@@ -71,7 +72,7 @@ def gradient_of(net: TappedNet, x: Tensor, objective: Callable[[Taps], Tensor], 
     weights = {name: value for name, value in net.named_parameters() if value.requires_grad}
     with scoring(net, normalisation), torch.enable_grad():
         gradients = torch.autograd.grad(objective(net(x)), list(weights.values()), allow_unused=True)
-    net.count(backward=len(x))
+    net.meter.count(forward=len(x), backward=len(x))
     return {name: value for name, value in zip(weights, gradients, strict=True) if value is not None}
 
 
@@ -123,12 +124,11 @@ def gradients_of_each(net: TappedNet, weights: Weights, score: Callable[..., Ten
     def of_one(weights: Weights, images: Tensor, *rest: Tensor) -> Tensor:
         return score(functional_call(net, (weights, others), (images,)).logits, *rest)
 
-    seen, images = net.forwarded, x.shape[0] * x.shape[1]
+    images = x.shape[0] * x.shape[1]
     # Fused attention has no rule for many gradients at once and would fall back to one after the other.
     with scoring(net, "eval"), sdpa_kernel(SDPBackend.MATH):
         found: Weights = vmap(grad(of_one), in_dims=(None, *(0 for _ in (x, *given))))(weights, x, *given)
-    net.forwarded = seen  # under vmap the net sees one group in place of all
-    net.count(forward=images, backward=images)
+    net.meter.count(forward=images, backward=images)
     return found
 
 

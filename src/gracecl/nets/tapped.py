@@ -88,7 +88,7 @@ class StackedLinear(nn.Module):
         return torch.baddbmm(self.bias, x, self.weight)
 
 
-class AsTheyAre(Pixels):
+class UnchangedInputs(Pixels):
     """For inputs that are no raw images: whatever the net takes, of any shape."""
 
     def __init__(self) -> None:
@@ -96,6 +96,17 @@ class AsTheyAre(Pixels):
 
     def normalise(self, images: Tensor) -> Tensor:
         return images
+
+
+class Meter:
+    """Images that went through a net, those of its copies (teachers) too, and images that a gradient was taken of."""
+
+    def __init__(self) -> None:
+        self.forward, self.backward = 0, 0
+
+    def count(self, *, forward: int = 0, backward: int = 0) -> None:
+        self.forward += forward
+        self.backward += backward
 
 
 class TappedNet(nn.Module):
@@ -110,12 +121,11 @@ class TappedNet(nn.Module):
         self.projector = StackedLinear(self.layers, self.width, embedding)
         self.extras = nn.ModuleDict()
         """modules that methods add, trained and saved with the net"""
-        self.pixels = pixels if pixels is not None else AsTheyAre()
-        self.forwarded, self.backwarded = 0, 0
-        """images that went through it so far, for what a step costs"""
+        self.pixels = pixels if pixels is not None else UnchangedInputs()
+        self.meter = Meter()
+        """what its passes cost so far; whoever makes a pass counts it"""
 
     def forward(self, x: Tensor) -> Taps:
-        self.forwarded += len(x)
         features = self.backbone(x)
         return Taps(features, self.classifier(features), self.projector)
 
@@ -127,11 +137,6 @@ class TappedNet(nn.Module):
         trunk = set(self.backbone.trunk_parameters())
         of_trunk, others = ([value for value in trained if (value in trunk) == inside] for inside in (True, False))
         return [(self.backbone.trunk_lr, of_trunk), (1.0, others)]
-
-    def count(self, *, forward: int = 0, backward: int = 0) -> None:
-        """Adds images that cost a pass it does not see: a gradient's way back, or what a copy of it (a teacher) looked at."""
-        self.forwarded += forward
-        self.backwarded += backward
 
     def extra(self, name: str, module: M) -> M:
         """Adds a method's own module, on the net's device."""
@@ -149,6 +154,7 @@ class TappedNet(nn.Module):
                 # Not inside the generator's yield: the caller's code must run under the caller's own gradient mode.
                 with torch.no_grad():
                     taps = self(self.pixels.normalise(images[rows].to(device)))
+                self.meter.count(forward=rows.stop - rows.start)
                 yield rows, taps
         finally:
             self.train(training)

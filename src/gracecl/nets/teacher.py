@@ -44,7 +44,7 @@ class Teacher:
             raise RuntimeError("the teacher was asked before renew() made one")
         with torch.no_grad():
             taps: Taps = self.copy(x)
-        self.net.count(forward=len(x))
+        self.net.meter.count(forward=len(x))
         return taps
 
     def state_dict(self) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def read_method(text: str) -> Any:
 
 def build_method(read: Any) -> Any:
     """The method that `read_method` read."""
-    return _build_method(read).whole()
+    return _build_method(read).as_learner()
 
 
 def parse_numbers(text: str, what: str) -> list[int]:

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from gracecl import nets, rng
-from gracecl.engine.engine import Engine, Precision
+from gracecl.engine.engine import Engine
+from gracecl.engine.update import Precision
 from gracecl.errors import UserError
 from gracecl.functional import optim
 from gracecl.functional.augment import Pixels

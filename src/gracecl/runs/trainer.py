@@ -71,10 +71,10 @@ class Trainer:
             self._learn()
 
     def _learn(self) -> None:
-        step, started, net = self.at, time.perf_counter(), self.engine.net
-        forward, backward = net.forwarded, net.backwarded
+        step, started, meter = self.at, time.perf_counter(), self.engine.net.meter
+        forward, backward = meter.forward, meter.backward
         batch = self.stream.batch(step)
-        outcome = self.engine.learn(batch.x, batch.labels, batch.task, batch.sources, batch.fresh)
+        outcome = self.engine.learn(batch)
         if outcome is not None:
             self.recorder.step(step, batch.task, outcome)
             self.timing.images += outcome.images
@@ -84,8 +84,8 @@ class Trainer:
             values = self.engine.method.task_values()
             self.recorder.event("task", step, task=batch.task, values=values, memory=composition)
         self.timing.train_seconds += time.perf_counter() - started
-        self.timing.forward += net.forwarded - forward
-        self.timing.backward += net.backwarded - backward
+        self.timing.forward += meter.forward - forward
+        self.timing.backward += meter.backward - backward
         if step in self.stream.marks or (self.eval_every and (step + 1) % self.eval_every == 0):
             started = time.perf_counter()
             self.engine.prepare()

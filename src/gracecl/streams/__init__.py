@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from gracecl import data as datasets
-from gracecl.core import NO_TASK, Ints
+from gracecl.core import NO_TASK, Ints, StreamBatch
 from gracecl.data import Data
 from gracecl.errors import UserError
 from gracecl.registry import nearest, normal, spec, streams
@@ -23,17 +22,6 @@ __all__ = ["Stream", "StreamBatch", "build"]
 
 ALIASES = {"seq": "split"}
 """what other libraries call a family"""
-
-
-@dataclass(frozen=True)
-class StreamBatch:
-    """A slice of the stream: raw images, labels, each image's position in the stream, the task mark."""
-
-    x: Tensor
-    labels: Ints
-    sources: Ints
-    task: int
-    fresh: bool
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from gracecl.bench import methods as bench
+from gracecl.registry.catalogue import LEARNERS
 from gracecl.report import Run
 from gracecl.runs.run import RunConfig
 from gracecl.studies import against_paper
@@ -22,7 +22,7 @@ from gracecl.studies.table import Section
 SHORTENED = {"gdumb()": "gdumb(epochs=64)"}
 IMPOSSIBLE = ("online_lora()",)
 """on a net that is no transformer"""
-METHODS = ("joint()", *(SHORTENED.get(method, method) for method in bench.METHODS if method not in IMPOSSIBLE))
+METHODS = ("joint()", *(SHORTENED.get(method, method) for method in LEARNERS if method not in IMPOSSIBLE))
 QUICK_METHODS = ("sgd()", "er()")
 
 

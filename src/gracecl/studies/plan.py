@@ -52,7 +52,7 @@ def probe(config: RunConfig, members: Sequence[Work]) -> Estimate:
         if number == WARM_UP:
             images, started = 0, time.perf_counter()
         batch = stream.batch(step)
-        outcome = engine.learn(batch.x, batch.labels, batch.task, batch.sources, batch.fresh)
+        outcome = engine.learn(batch)
         images += outcome.forward + outcome.backward if outcome is not None else 0
     taken = max(1, min(len(steps), len(stream)) - WARM_UP)
     return Estimate(config, len(members), len(stream), images / taken, (time.perf_counter() - started) / taken)

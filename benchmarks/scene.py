@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Ints
+from gracecl.core import Ints, StreamBatch
 from gracecl.engine.engine import Engine, Outcome
 from gracecl.runs.recipe import Recipe
 
@@ -47,7 +47,7 @@ class Scene:
         start = self._at % (len(self.images) - STREAM_BATCH + 1)
         self._at += STREAM_BATCH
         rows = slice(start, start + STREAM_BATCH)
-        return self.engine.learn(self.images[rows], self.labels[rows], TASKS - 1)
+        return self.engine.learn(StreamBatch(self.images[rows], self.labels[rows], task=TASKS - 1))
 
     def images_per_step(self) -> int:
         outcome = self.step()

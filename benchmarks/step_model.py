@@ -20,9 +20,9 @@ import torch
 from sklearn.linear_model import LinearRegression
 from torch import Tensor, nn
 
+from benchmarks.measure import Row, compare, timed
+from benchmarks.scene import Scene
 from gracecl import nets, rng
-from gracecl.bench.measure import Row, compare, timed
-from gracecl.bench.scene import Scene
 from gracecl.functional.augment import Pixels
 from gracecl.nets.tapped import BatchNorm
 from gracecl.runs.run import with_threads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.profiler import ProfilerActivity, profile
 
-from gracecl.bench.scene import Scene
+from benchmarks.scene import Scene
 
 SHOWN = 14
 

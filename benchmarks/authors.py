@@ -30,8 +30,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gracecl.bench.measure import Floats, Row, row, timed
-from gracecl.bench.scene import CIFAR, STREAM_BATCH, TASKS, Scene
+from benchmarks.measure import Floats, Row, row, timed
+from benchmarks.scene import CIFAR, STREAM_BATCH, TASKS, Scene
 from gracecl.core import Batch, Block, total
 from gracecl.errors import UserError
 from gracecl.nets import TappedNet

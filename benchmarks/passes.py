@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from gracecl.bench.measure import Row, compare
-from gracecl.bench.scene import CIFAR, Scene, plain_forward
+from benchmarks.measure import Row, compare
+from benchmarks.scene import CIFAR, Scene, plain_forward
 from gracecl.engine.evaluate import evaluate
 from gracecl.nets.class_means import class_means
 

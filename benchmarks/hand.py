@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gracecl.bench.scene import STREAM_BATCH
+from benchmarks.scene import STREAM_BATCH
 from gracecl.functional.augment import Pixels
 from gracecl.nets import TappedNet
 

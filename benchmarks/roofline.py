@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from gracecl.bench.measure import Row, in_turns, row
-from gracecl.bench.scene import CIFAR, Scene
-from gracecl.bench.step_model import CLASSES, load
+from benchmarks.measure import Row, in_turns, row
+from benchmarks.scene import CIFAR, Scene
+from benchmarks.step_model import CLASSES, load
 
 PRODUCT = 2048
 """rows and columns of the matrices whose product is the roof"""

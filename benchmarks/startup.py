@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from gracecl.bench.measure import Row, in_turns, row
+from benchmarks.measure import Row, in_turns, row
 
 COMMAND = "from gracecl.cli import main; main()"
 """what the installed script `gracecl` does"""

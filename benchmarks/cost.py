@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gracecl.bench.machine import machine
-from gracecl.bench.measure import Row
-from gracecl.bench.paper import CIFAR100, METHODS, NOT_MODELLED, TABLES, DataSet, Method, PaperTable, Work, work
-from gracecl.bench.step_model import CostModel, Point, error, fit, leave_one_out, load, measure, ratios
+from benchmarks.machine import machine
+from benchmarks.measure import Row
+from benchmarks.paper_runs import TABLES, PaperRun, PaperTable, Work, minutes, work
+from benchmarks.step_model import CostModel, Point, error, fit, leave_one_out, load, measure, ratios
 
 WIDTHS = (20, 64)
 """of the nets that the tables are costed for; 64 is the paper's"""
@@ -48,9 +48,7 @@ GPUS = (
 )
 HOST_SECONDS = 0.01
 """assumed for the host to issue a step, which is 300 (er) to 1,100 (grace) operations, whatever the GPU"""
-PAPER_GPU, PAPER_TERAFLOPS = "an RTX 2080 Ti", 13.4
-PAPER_MINUTES = {"ER": 3.3, "SCR": 8.0, "MOSE": 16.7, "GRACE": 16.8}
-"""how long a run took there, CIFAR-100, memory 5,000"""
+PAPER_GPU, PAPER_TERAFLOPS, PAPER_WIDTH = "an RTX 2080 Ti", 13.4, 64
 
 
 # What a table costs.
@@ -68,7 +66,6 @@ class TableCost:
     runs: int
     steps: float
     learned: float
-    scored: float
     petaflops: float
     cpu_hours: float
     """estimated from measured steps; as many runs at once as there are cores"""
@@ -82,46 +79,41 @@ def tables(model: CostModel, seeds: int = SEEDS, cores: int | None = None) -> li
 
 
 def table_cost(model: CostModel, table: PaperTable, width: int, seeds: int, cores: int) -> TableCost:
-    data, times = table.data, seeds * table.variants
-    chosen = [METHODS[name] for name in table.methods]
-    works = [
-        (method, work(method, data, memory, batch)) for method in chosen for memory in table.memories for batch in table.batches
-    ]
-    flops = [flops_of(method, run, data, width) for method, run in works]
+    data, works = table.data, [work(run) for run in table.runs]
+    flops = [flops_of(run, width) for run in table.runs]
     cpu = [
-        model.seconds(width, method.taps, run.learned + model.scored * run.scored, data.side, data.classes, run.steps)
-        for method, run in works
+        model.seconds(width, run.taps, done.learned + model.scored * done.scored, data.side, data.classes, done.steps)
+        for run, done in zip(table.runs, works, strict=True)
     ]
-    gpus = {gpu.name: sum(gpu_seconds(gpu, run, f) for (_, run), f in zip(works, flops, strict=True)) for gpu in GPUS}
+    gpus = {gpu.name: sum(gpu_seconds(gpu, done, f) for done, f in zip(works, flops, strict=True)) for gpu in GPUS}
     return TableCost(
         table.name,
         data.name,
         data.side,
         width,
-        methods=len(chosen),
-        runs=times * len(works),
-        steps=times * sum(run.steps for _, run in works),
-        learned=times * sum(run.learned for _, run in works),
-        scored=times * sum(run.scored for _, run in works),
-        petaflops=times * sum(flops) / 1e15,
-        cpu_hours=times * sum(cpu) / 3600 / cores,
-        gpu_hours={name: times * seconds / 3600 for name, seconds in gpus.items()},
+        methods=len({run.row for run in table.runs}),
+        runs=seeds * len(works),
+        steps=seeds * sum(done.steps for done in works),
+        learned=seeds * sum(done.learned for done in works),
+        petaflops=seeds * sum(flops) / 1e15,
+        cpu_hours=seeds * sum(cpu) / 3600 / cores,
+        gpu_hours={name: seeds * seconds / 3600 for name, seconds in gpus.items()},
     )
 
 
-def flops_of(method: Method, run: Work, data: DataSet, width: int) -> float:
-    image = load(width, method.taps, data.side, data.classes)
-    return run.learned * image.flops + run.scored * image.forward_flops
+def flops_of(run: PaperRun, width: int) -> float:
+    image, done = load(width, run.taps, run.data.side, run.data.classes), work(run)
+    return done.learned * image.flops + done.scored * image.forward_flops
 
 
-def gpu_seconds(gpu: GPU, run: Work, flops: float) -> float:
-    return max(flops / gpu.rate, run.steps * HOST_SECONDS)
+def gpu_seconds(gpu: GPU, done: Work, flops: float) -> float:
+    return max(flops / gpu.rate, done.steps * HOST_SECONDS)
 
 
 def paper_utilisation() -> dict[str, float]:
     """What the paper's own times amount to, as a share of its GPU's fp32 peak (with mixed precision)."""
-    flops = {name: flops_of(METHODS[name], work(METHODS[name], CIFAR100, 5_000), CIFAR100, 64) for name in PAPER_MINUTES}
-    return {name: flops[name] / (60 * minutes) / (PAPER_TERAFLOPS * 1e12) for name, minutes in PAPER_MINUTES.items()}
+    peak = PAPER_TERAFLOPS * 1e12
+    return {run.row: flops_of(run, PAPER_WIDTH) / (60 * taken) / peak for run, taken in minutes().items()}
 
 
 # The report.
@@ -136,9 +128,6 @@ class CostReport:
     ratios: list[Row]
     tables: list[TableCost]
     machine: dict[str, Any]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"median_error": self.median_error, "worst_error": self.worst_error, "not_modelled": NOT_MODELLED}
 
     @property
     def median_error(self) -> float:
@@ -186,7 +175,7 @@ class CostReport:
             f"another. GPUs: **estimated from FLOPs, not measured**, one run at a time, at an assumed {PLAIN:.0%} of the vendor's "
             f"peak in fp32 and {TENSOR:.0%} on tensor cores, no step in less than an assumed {1e3 * HOST_SECONDS:.0f} ms. The "
             f"paper's own times, in mixed precision, amount to these shares of the fp32 peak of {PAPER_GPU}: {used}. Runs that "
-            f"two tables share are counted in both. {NOT_MODELLED}\n\n"
+            "two tables share are counted in both.\n\n"
             + markdown_table(
                 "table, data, width, methods, runs, million steps, million images learned, PFLOP, this CPU, "
                 + ", ".join(gpu.name for gpu in GPUS),

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.hand import ReplayLoop, bare_step, two_layers
+from benchmarks.measure import Row, added_row, compare, in_turns, timed
+from benchmarks.scene import CIFAR, Scene
+from benchmarks.step_model import CLASSES, load
 from gracecl import rng
-from gracecl.bench.hand import ReplayLoop, bare_step, two_layers
-from gracecl.bench.measure import Row, added_row, compare, in_turns, timed
-from gracecl.bench.scene import CIFAR, Scene
-from gracecl.bench.step_model import CLASSES, load
-from gracecl.core import Incoming, Taps
+from gracecl.core import Planning, StreamBatch, Taps
 from gracecl.functional import augment
 
 DIGIT = (1, 8, 8)
@@ -113,9 +113,9 @@ def feedback(width: int, grace: Scene, mose: Scene, repeats: int) -> Row:
 def objective(scene: Scene) -> Callable[[], None]:
     """The method's losses and their gradients at the taps, on a step's images; the backbone is left out."""
     engine = scene.engine
-    new = Incoming(scene.images[:10], scene.labels[:10], np.arange(10), engine.progress)
-    plan = engine.method.plan(new, engine.memories, rng.generator("bench"))
-    batch = engine._assemble(plan, new, repeat=0)
+    new = StreamBatch(scene.images[:10], scene.labels[:10], np.arange(10), progress=engine.progress)
+    plan = engine.method.plan(new, engine.memories, Planning(rng.generator("bench")))
+    batch = engine.assemble(plan, new, repeat=0)
     with torch.no_grad():
         out = engine.net(batch.x)
     features, logits = out.features.requires_grad_(), out.logits.requires_grad_()

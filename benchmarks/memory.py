@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gracecl.bench.measure import Row, compare, row
-from gracecl.bench.scene import STREAM_BATCH
+from benchmarks.measure import Row, compare, row
+from benchmarks.scene import STREAM_BATCH
+from benchmarks.workers import ROOT
 from gracecl.core import Ints
 from gracecl.memory import Memory
 
@@ -69,7 +70,7 @@ class SteadyMemory:
 def bytes_held(quick: bool) -> Row:
     """The growth of a fresh process, for freed memory of a used one would be taken again unseen."""
     command = [sys.executable, "-c", f"from {__name__} import growth; print(growth())"]
-    grown = [int(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(1 if quick else 5)]
+    grown = [int(subprocess.run(command, check=True, capture_output=True, cwd=ROOT).stdout) for _ in range(1 if quick else 5)]
     pixels = HELD * int(np.prod(TINY_IMAGENET))
     return row(
         "memory held",

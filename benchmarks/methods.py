@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from gracecl.bench.measure import Row, compare
-from gracecl.bench.scene import CIFAR, STREAM_BATCH, TASKS
+from benchmarks.measure import Row, compare
+from benchmarks.scene import CIFAR, STREAM_BATCH, TASKS
+from gracecl.core import StreamBatch
 from gracecl.engine.engine import Engine, Outcome
 from gracecl.nets import TappedNet
 from gracecl.registry import spec
+from gracecl.registry.catalogue import LEARNERS
 from gracecl.runs.recipe import Recipe
 
 AIM = 1.3
@@ -22,62 +24,9 @@ COUNTED_STEPS = 5
 SWEEP = 256
 """images at a time where no gradient is needed"""
 
-LEARNERS = (
-    "sgd()",
-    "er()",
-    "agem()",
-    "mir()",
-    "dvc()",
-    "gss()",
-    "aser()",
-    "er_ace()",
-    "er_aml()",
-    "gdumb()",
-    "scr()",
-    "pcr()",
-    "co2l()",
-    "ocm()",
-    "onpro()",
-    "rar()",
-    "adversarial_replay()",
-    "der()",
-    "derpp()",
-    "lode()",
-    "cls_er()",
-    "ema(derpp())",
-    "ema(rar(er(), iterations=3, augmentation='run'))",
-    "gsa()",
-    "il2a()",
-    "icarl()",
-    "bic()",
-    "ssil()",
-    "lucir()",
-    "ccil()",
-    "mose()",
-    "grace(mose())",
-    "slda()",
-    "ranpac(projections=500)",
-)
-"""every learner but joint(), which makes the step of sgd() on another stream, and online_lora(), which is for transformers"""
-METHODS = (
-    *LEARNERS,
-    "online_lora()",
-    "mkd(er())",
-    "multi_update(mose())",
-    "best()",
-    "er() + ewc()",
-    "er() + ewc_on()",
-    "er() + ewc_pp()",
-    "er() + si()",
-    "er() + mas()",
-    "er() + cpr()",
-    "sgd(classes='current') + lwf()",
-)
-"""and that one, our wrappers, and every addition to a learner"""
-
 
 def rows(quick: bool) -> Iterator[Row]:
-    for method in METHODS:
+    for method in LEARNERS:
         yield against_bare_loop(method, quick)
 
 
@@ -124,14 +73,14 @@ class Learner:
         per_task = CLASSES // TASKS
         labels = self.rng.integers(task * per_task, (task + 1) * per_task, images)
         pixels = torch.from_numpy(self.rng.integers(0, 256, (images, *self.shape), dtype=np.uint8))
-        return self.engine.learn(pixels, labels, task)
+        return self.engine.learn(StreamBatch(pixels, labels, task=task))
 
     def step(self) -> Outcome:
         """Ten more images of the last task, or where the stream is not trained on a step of the fit before evaluation."""
         if not self.engine.method.takes_steps:
-            before = self.engine.net.forwarded
+            before = self.engine.net.meter.forward
             self.learn(STREAM_BATCH, TASKS - 1)
-            return Outcome({}, 0, self.engine.net.forwarded - before)
+            return Outcome({}, 0, self.engine.net.meter.forward - before)
         if not self.engine.method.trains_on_stream:
             self.engine.prepare()
             assert self.engine.unfinished_fit is not None

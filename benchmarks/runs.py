@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.measure import Row, added_row, row, timed
+from benchmarks.scene import Scene
+from benchmarks.workers import Setting, seconds_in_turns, workers
 from gracecl import streams
-from gracecl.bench.measure import Row, added_row, row, timed
-from gracecl.bench.scene import Scene
-from gracecl.bench.workers import Setting, seconds_in_turns, workers
 from gracecl.runs import checkpoint
 from gracecl.runs.record import Recorder
 from gracecl.runs.trainer import Trainer

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from benchmarks.hand import two_layers
+from benchmarks.measure import Row, in_turns, row, timed
 from gracecl import rng, streams
-from gracecl.bench.hand import two_layers
-from gracecl.bench.measure import Row, in_turns, row, timed
 from gracecl.errors import UserError
 from gracecl.functional import optim
 from gracecl.functional.augment import Pixels
@@ -101,7 +101,7 @@ class OurReplay:
     def learn(self) -> None:
         for _ in range(self.steps):
             batch = self.stream.batch(self.engine.progress.step)
-            outcome = self.engine.learn(batch.x, batch.labels, batch.task, batch.sources, batch.fresh)
+            outcome = self.engine.learn(batch)
             self.images = outcome.images if outcome else 0
 
     @property

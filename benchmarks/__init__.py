@@ -1,4 +1,4 @@
-"""`gracecl bench`: what gracecl costs, as ratios measured side by side. One module per part, each with `rows(quick)`."""
+"""What gracecl costs, as ratios measured side by side: `python -m benchmarks`. One module per part, each with `rows(quick)`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from gracecl.bench.measure import Row
+from benchmarks.measure import Row
 from gracecl.errors import UserError
 from gracecl.registry import nearest
 
@@ -42,34 +42,34 @@ def chosen(names: Iterable[str], mose: Path | None = None) -> list[str]:
         if name not in known:
             raise UserError(f"unknown part '{name}'{nearest(name, known)} (known: {', '.join(known)})")
     if "authors" in names:
-        from gracecl.bench import authors
+        from benchmarks import authors
 
         authors.check(mose)
     elif mose is not None:
         raise UserError(
-            "--mose is for the part 'authors', which is not among those asked for; write: gracecl bench authors --mose PATH"
+            "--mose is for the part 'authors', which is not among those asked for; write: python -m benchmarks authors --mose PATH"
         )
     if names:
         return names
-    from gracecl.bench import avalanche
+    from benchmarks import avalanche
 
     return [name for name in DEFAULT if name != "avalanche" or avalanche.installed()]
 
 
 def rows(part: str, quick: bool, mose: Path | None = None) -> Iterator[Row]:
-    module = importlib.import_module(f"gracecl.bench.{part}")
+    module = importlib.import_module(f"benchmarks.{part}")
     yield from module.rows(quick, mose) if part == "authors" else module.rows(quick)
 
 
 def text(part: str, quick: bool) -> str:
     """Markdown of a part that is more than ratios."""
-    module = importlib.import_module(f"gracecl.bench.{part}")
+    module = importlib.import_module(f"benchmarks.{part}")
     return str(module.text(quick))
 
 
 def write(path: Path, measured: Iterable[Row]) -> None:
     """A list of rows; each also says on which machine and with which versions it was measured."""
-    from gracecl.bench.machine import machine, versions
+    from benchmarks.machine import machine, versions
 
     where = {"machine": machine(), "versions": versions()}
     content = [asdict(row) | {"met": row.met} | where for row in measured]

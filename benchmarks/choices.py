@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.bench.measure import Row, compare, row
-from gracecl.bench.scene import CIFAR, Scene
-from gracecl.bench.workers import Setting, seconds_in_turns, workers
+from benchmarks.measure import Row, compare, row
+from benchmarks.scene import CIFAR, Scene
+from benchmarks.workers import Setting, seconds_in_turns, workers
 from gracecl.nets import TappedNet
 from gracecl.nets.resnet import enlarge
 from gracecl.runs.jobs import cores

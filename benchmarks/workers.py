@@ -9,13 +9,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gracecl.bench.measure import Floats, timed
+from benchmarks.measure import Floats, timed
 
-CHILD = "from gracecl.bench.workers import serve; serve()"
+ROOT = Path(__file__).parent.parent
+"""where a process of ours must start to find this package"""
+CHILD = "from benchmarks.workers import serve; serve()"
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Worker:
     def __init__(self, setting: Setting) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | setting.environment
         self._process = subprocess.Popen(
-            [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
         )
         self._tell(asdict(setting))
         self.warmup_seconds = self.seconds()
@@ -101,7 +104,7 @@ def serve() -> None:
         launch.prepare()
     import torch
 
-    from gracecl.bench.scene import Scene
+    from benchmarks.scene import Scene
 
     torch.set_num_threads(setting.threads)
     scene = Scene(setting.method, setting.net, **setting.scene)

@@ -1,0 +1,61 @@
+"""From a plan to the batch of an update: gather the images as bytes, then make their views on the device."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gracecl import rng
+from gracecl.core import MEMORY_SOURCE, Batch, Block, Ints, Selection, StreamBatch
+from gracecl.functional import augment
+from gracecl.functional.augment import View
+from gracecl.memory import Memories
+from gracecl.methods.base import Method
+from gracecl.nets.tapped import TappedNet
+
+
+def assemble(
+    method: Method,
+    net: TappedNet,
+    memories: Memories,
+    plan: dict[str, Selection],
+    new: StreamBatch,
+    augmentation: View,
+    *,
+    seed: int,
+    repeat: int = 0,
+    learning_rate: float | None = None,
+) -> Batch:
+    """The planned images: blocks one after the other, in each view after view.
+
+    Draws are keyed by seed, step, repeat, place of the block, view and image, so an image's augmentation does not depend on what
+    else is in the batch.
+    """
+    progress = new.progress
+    blocks: dict[str, Block] = {}
+    pixels, labels, sources = [], [], []
+    start = 0
+    for place, (name, chosen) in enumerate(plan.items()):
+        memory = memories[chosen.store]
+        origin = np.concatenate([new.sources[chosen.stream], MEMORY_SOURCE + chosen.slots])
+        base = net.pixels.normalise(gather(new.x, chosen.stream, memory[chosen.slots]))
+        views, raw = method.views(name, augmentation), []
+        for number, view in enumerate(views):
+            if augment.is_raw(view):
+                raw.append(number)
+            stem = rng.key(seed, "augment", progress.step, repeat, place, number)
+            pixels.append(augment.apply(view, base, rng.uniform(stem, origin, augment.draws(view)), net.pixels))
+        labels += [new.labels[chosen.stream], memory.labels[chosen.slots]] * len(views)
+        sources += [origin] * len(views)
+        blocks[name] = Block(start, len(chosen), len(views), len(chosen.stream), tuple(raw), chosen.found, memory)
+        start += len(chosen) * len(views)
+    x = torch.cat(pixels) if len(pixels) > 1 else pixels[0]
+    y, origins = np.concatenate(labels), np.concatenate(sources)
+    return Batch(x, y, origins, blocks, progress, net.classes, seed, repeat, learning_rate)
+
+
+def gather(x: Tensor, positions: Ints, more: Tensor) -> Tensor:
+    """Some images of x, then more images."""
+    some = x if np.array_equal(positions, np.arange(len(x))) else x.index_select(0, torch.from_numpy(positions).to(x.device))
+    return torch.cat([some, more]) if len(more) else some

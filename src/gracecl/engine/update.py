@@ -1,0 +1,121 @@
+"""From a batch to moved weights: forward, losses, backward, one optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gracecl.core import Batch, LossTable, Taps, is_penalty, total
+from gracecl.errors import UserError
+from gracecl.functional.losses import entropy
+from gracecl.methods.base import Method
+from gracecl.nets.tapped import TappedNet
+
+Precision = Literal["fp32", "bf16", "fp16"]
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+OBSERVE_EVERY = 10
+"""steps between two that record each layer's entropy and accuracy"""
+
+
+class Update:
+    """What a method, its net and its optimizer do with a batch. Calling it makes one optimizer step."""
+
+    def __init__(
+        self,
+        method: Method,
+        net: TappedNet,
+        params: list[torch.nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler,
+        precision: Precision,
+    ) -> None:
+        self.method, self.net, self.params = method, net, params
+        self.optimizer, self.scaler, self.precision = optimizer, scaler, precision
+        self.device = net.classifier.weight.device
+
+    def __call__(self, batch: Batch) -> tuple[LossTable, dict[str, Tensor]]:
+        """The table without gradients, and what to store beside the images of the stream's batch."""
+        self.prepare(batch)
+        out, table = self.losses(batch, self.forward)
+        data, penalties = split(table)
+
+        def after_backward() -> None:
+            self.net.meter.count(backward=len(batch))
+            self.method.after_backward(batch)
+            if penalties:
+                total(penalties).backward()  # type: ignore[no-untyped-call]
+
+        descend(self.params, self.optimizer, self.scaler, lambda scale: self.method.backward(data, scale), after_backward)
+        with torch.no_grad():
+            self.method.after_step(out, batch)
+            attributes = self.method.attributes(out, batch)
+            if batch.progress.step % OBSERVE_EVERY == 0:
+                table = observations(out, batch) | table
+        return {term: value.detach() for term, value in table.items()}, attributes
+
+    def prepare(self, batch: Batch) -> None:
+        """The method's changes to the images, then what its teachers say of them."""
+        with torch.no_grad():
+            self.method.prepare(batch)
+            batch.targets |= self.method.targets(batch)
+
+    def forward(self, batch: Batch) -> Taps:
+        """One pass of the net for each group of blocks that the method asks for."""
+        self.net.meter.count(forward=len(batch))
+        groups = self.method.forwards(list(batch.blocks))
+        if len(groups) == 1:
+            return self.net(batch.x)  # type: ignore[no-any-return]
+        if [block for group in groups for block in group] != list(batch.blocks):
+            raise UserError(f"{self.method!r}: forwards() must name every block once and in order, not {groups}")
+        spans = [slice(batch.blocks[group[0]].rows.start, batch.blocks[group[-1]].rows.stop) for group in groups]
+        return Taps.join([self.net(batch.x[span]) for span in spans])
+
+    def losses(self, batch: Batch, forward: Callable[[Batch], Taps]) -> tuple[Taps, LossTable]:
+        """What a net says of the batch, and the method's losses of that, in the run's precision."""
+        with self.autocast():
+            out = forward(batch)
+            return out, self.method.losses(out, batch)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        if self.precision == "fp32" and not torch.is_autocast_enabled(self.device.type):  # of the program around the learner
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=DTYPES.get(self.precision), enabled=self.precision != "fp32")
+
+
+def descend(
+    params: Iterable[torch.nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    backward: Callable[[Tensor | None], None],
+    after_backward: Callable[[], None],
+) -> None:
+    """One optimizer step. `backward` fills the gradients, given the scale of half precision; `after_backward` may change them."""
+    params = list(params)
+    for parameter in params:  # as zero_grad() does, without its bookkeeping, which a small step notices
+        parameter.grad = None
+    scale = scaler.scale(torch.ones((), device=params[0].device)) if scaler.is_enabled() else None
+    backward(scale)
+    scaler.unscale_(optimizer)
+    after_backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def split(table: LossTable) -> tuple[LossTable, LossTable]:
+    """The terms that depend on the step's images, and the penalties on the weights."""
+    data: LossTable = {}
+    penalties: LossTable = {}
+    for term, value in table.items():
+        (penalties if is_penalty(term) else data)[term] = value
+    return data, penalties
+
+
+def observations(out: Taps, batch: Batch) -> LossTable:
+    """What the progress line and the curves show of any method: each layer's entropy, and its accuracy on the step's images."""
+    logits = out.logits[:, batch.supervised]
+    right = (logits.argmax(dim=-1) == batch.y[batch.supervised]).float().mean(dim=1)
+    return {"log/H": entropy(logits), "log/accuracy": right}
