@@ -108,8 +108,9 @@ def test_whole_step_with_mixing() -> None:
     blocks = {"new": Block(0, n, 1, n, ()), "replay": Block(n, r, 1, 0, ()), "adversarial": Block(n + r, r, 1, 0, ())}
     images = torch.cat([small.images(flat("x")), *[small.images(flat("u"))] * 2])
     labels = np.concatenate([GOLDEN["y"], GOLDEN["v"], GOLDEN["v"]])
-    batch = BatchOfTheirDraws(images, labels, np.arange(len(labels)), blocks, Progress(), len(GOLDEN["b3"]), seed=0)
-    engine.method.virtual_rate = float(GOLDEN["lr"])
+    batch = BatchOfTheirDraws(
+        images, labels, np.arange(len(labels)), blocks, Progress(), len(GOLDEN["b3"]), 0, 0, float(GOLDEN["lr"])
+    )
     looked_at: list[Tensor] = []
     match = engine.method.match
     engine.method.match = lambda u, x, ahead: looked_at.extend([u, found := match(u, x, ahead)]) or found

@@ -77,6 +77,6 @@ def test_triplet(order: str) -> None:
     n = len(VALID)
     shuffle = torch.arange(2 * n) if order == "as drawn" else torch.arange(2 * n).flip(0)
     rows = torch.cat([torch.arange(n), n + shuffle])
-    method.place = torch.argsort(shuffle)
+    batch.blocks["pairs"].found["place"] = torch.argsort(shuffle)
     value = method.losses(out[rows], batch)["sc"]
     np.testing.assert_allclose(value.item(), GOLDEN["aml_triplet_loss"], **TOLERANCE)

@@ -9,7 +9,7 @@ from small import SmallNet, load
 
 from gracecl.core import MEMORY_SOURCE, Batch, Block, Progress, is_loss
 from gracecl.engine.engine import Engine
-from gracecl.memory import Memories
+from gracecl.memory import Memories, Memory
 from gracecl.methods.derpp import DERpp
 from gracecl.methods.lode import LODE
 
@@ -23,19 +23,19 @@ def build() -> tuple[SmallNet, Engine]:
     small = SmallNet(GOLDEN)
     slots = np.arange(len(GOLDEN["o1"]))
     memories = Memories(len(slots), small.shape)
-    notes = {"logits": torch.from_numpy(GOLDEN["o1"]).unsqueeze(1)}
-    memories.replay.put(slots, torch.zeros(len(slots), *small.shape, dtype=torch.uint8), slots, GOLDEN["v2"], 0, notes)
+    attributes = {"logits": torch.from_numpy(GOLDEN["o1"]).unsqueeze(1)}
+    memories.replay.put(slots, torch.zeros(len(slots), *small.shape, dtype=torch.uint8), slots, GOLDEN["v2"], 0, attributes)
     inner = DERpp(alpha=float(GOLDEN["alpha"]), beta=float(GOLDEN["beta"]))
     method = LODE(inner, rho=float(GOLDEN["rho"]), intra_weight=float(GOLDEN["C"]))
     return small, Engine(method, small.net, memories, optimiser=f"sgd(lr={float(GOLDEN['lr'])})", augmentation="none")
 
 
-def batch(small: SmallNet, task: int, image: int | None = None) -> Batch:
+def batch(small: SmallNet, memory: Memory, task: int, image: int | None = None) -> Batch:
     """The program's views, as the blocks of a step; the stream's part may be a single image."""
     pick = slice(None) if image is None else slice(image, image + 1)
     x, y = GOLDEN["x"][pick], GOLDEN[f"t{task}_y"][pick]
     n, m = len(y), len(GOLDEN["v2"])
-    blocks = {"new": Block(0, n, 1, n, ()), "replay": Block(n, m, 1, 0, ()), "dark": Block(n + m, m, 1, 0, ())}
+    blocks = {"new": Block(0, n, 1, n, ()), "replay": Block(n, m, 1, 0, ()), "dark": Block(n + m, m, 1, 0, (), memory=memory)}
     labels = np.concatenate([y, GOLDEN["v2"], np.zeros(m, np.int64)])
     sources = np.concatenate([np.arange(n), MEMORY_SOURCE + np.arange(m), MEMORY_SOURCE + np.arange(m)])
     seen = tuple(range(PER_TASK * (task + 1)))
@@ -46,7 +46,7 @@ def batch(small: SmallNet, task: int, image: int | None = None) -> Batch:
 @pytest.mark.parametrize("task", [0, 1, 2])
 def test_step(task: int) -> None:
     small, engine = build()
-    table, _ = engine.update(batch(small, task))
+    table, _ = engine.update(batch(small, engine.memories.replay, task))
     loss = sum(float(value) for row, value in table.items() if is_loss(row))
     np.testing.assert_allclose(loss, GOLDEN[f"t{task}_loss"], **DOUBLE)
     np.testing.assert_allclose(small.weights(), GOLDEN[f"t{task}_theta_after"], **DOUBLE)
@@ -59,7 +59,7 @@ def test_step(task: int) -> None:
 def test_parts_per_image(task: int) -> None:
     small, engine = build()
     for image in range(len(GOLDEN["x"])):
-        single = batch(small, task, image)
+        single = batch(small, engine.memories.replay, task, image)
         with torch.no_grad():
             single.targets = engine.method.targets(single)
             table = engine.method.losses(engine.net(single.x), single)

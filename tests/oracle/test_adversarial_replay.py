@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from gracecl.core import Batch, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
+from gracecl.methods import adversarial_replay
 from gracecl.methods.adversarial_replay import AdversarialReplay
 from gracecl.nets.scoring import gradient, step_ahead
 from gracecl.registry.spec import parse_method
@@ -237,10 +238,13 @@ def test_it_begins_with_the_first_image_of_another_class() -> None:
 @pytest.mark.parametrize(
     ("optimiser", "option", "rate"), [(SGD, "", 0.05), ("adam(lr=0.01)", "", 0.1), (SGD, "virtual_lr=0.3", 0.3)]
 )
-def test_rate_of_the_virtual_step(optimiser: str, option: str, rate: float) -> None:
-    engine = toy_engine(f"adversarial_replay({option})", optimiser=optimiser)
+def test_rate_of_the_virtual_step(optimiser: str, option: str, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, rates = toy_engine(f"adversarial_replay({option})", optimiser=optimiser), []
+    monkeypatch.setattr(
+        adversarial_replay, "step_ahead", lambda net, direction, rate: rates.append(rate) or step_ahead(net, direction, rate)
+    )
     feed(engine, toy_stream(), until=9)
-    assert engine.method.virtual_rate == rate
+    assert set(rates) == {rate}
 
 
 def test_cost() -> None:

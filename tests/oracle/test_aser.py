@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gracecl.core import StreamBatch
+from gracecl.core import Planning, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.memory.knn_shapley import adversarial_values, balanced_draws, exchanges, shapley_values
 from gracecl.methods.aser import is_minority
@@ -170,7 +170,7 @@ def test_retrieval(variant: str) -> None:
     adv = slow_values(features(engine, new.x), torch.from_numpy(new.labels), x, y, 3)
     score = {"asvm": lambda: coop.mean(0) - adv.mean(0), "asv": lambda: coop.max(0) - adv.min(0), "neg_sv": lambda: -adv.sum(0)}
     values = score[variant]()
-    slots = engine.method.recall(new, engine.memories, np.random.default_rng(3))
+    slots = engine.method.recall(new, engine.memories, Planning(np.random.default_rng(3))).slots
     assert len(slots) == 2 < len(candidates)
     by_slot = dict(zip(candidates.tolist(), values.tolist(), strict=True))
     assert min(by_slot[s] for s in slots) >= max(v for s, v in by_slot.items() if s not in slots) - 1e-6
@@ -180,7 +180,7 @@ def test_retrieval_moves_nothing_and_is_balanced() -> None:
     engine, _ = prepared("aser(n_recall=64, per_class=2)")
     memory = engine.memories.replay
     with engine_untouched(engine, "retrieval"):
-        slots = engine.method.recall(incoming(engine), engine.memories, np.random.default_rng(0))
+        slots = engine.method.recall(incoming(engine), engine.memories, Planning(np.random.default_rng(0))).slots
     assert len(set(slots)) == len(slots)
     assert np.bincount(memory.labels[slots]).max() <= 2
 

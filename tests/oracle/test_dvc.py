@@ -174,7 +174,7 @@ def test_the_largest_scores_under_the_step_s_own_views_and_rate_are_replayed() -
 
 def test_no_step_no_interference() -> None:
     engine, stream = prepared(SMALL.format(", virtual_lr=0"))
-    scores = engine.method.interference(incoming(engine, stream), engine.memories, np.arange(9))
+    scores = engine.method.interference(incoming(engine, stream), engine.memories, Planning(engine.rng("plan")), np.arange(9))
     assert torch.equal(scores, torch.zeros(9))
 
 

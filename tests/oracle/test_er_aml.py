@@ -113,12 +113,12 @@ def test_the_plan_holds_every_pair_where_it_says(metric: str) -> None:
     anchors, partners = draw_pairs(piece.labels, memory, again)
     batch = engine.assemble(plan, new, 0)
     assert np.array_equal(batch.sources[batch.rows("anchors")], piece.sources[anchors])
-    ordered = batch.sources[batch.rows("pairs")][engine.method.place.numpy()]
+    ordered = batch.sources[batch.rows("pairs")][plan["pairs"].found["place"].numpy()]
     from_stream = partners >= memory.capacity
     assert 0 < from_stream.sum() < len(partners), "the case should mix both"
     assert np.array_equal(ordered[from_stream], piece.sources[partners[from_stream] - memory.capacity])
     assert np.array_equal(ordered[~from_stream], MEMORY_SOURCE + partners[~from_stream])
-    labels = batch.labels[batch.rows("pairs")][engine.method.place.numpy()]
+    labels = batch.labels[batch.rows("pairs")][plan["pairs"].found["place"].numpy()]
     positives, negatives = np.split(labels, 2)
     assert np.array_equal(positives, piece.labels[anchors])
     assert (negatives != piece.labels[anchors]).all()
@@ -211,7 +211,7 @@ def test_triplet_is_the_loop() -> None:
     method = ERAML(metric="triplet")
     features, batch = step(ANCHORS, PAIRS)
     order = [5, 0, 7, 2, 1, 6, 3, 4]
-    method.place = torch.tensor(order)
+    batch.blocks["pairs"].found["place"] = torch.tensor(order)
     expected = []
     for layer in features.tolist():
         h, others = [unit(row) for row in layer[:4]], [unit(row) for row in layer[4:]]

@@ -362,7 +362,7 @@ def test_streams_without_task_marks_renew_the_teacher_every_so_many_steps() -> N
     assert engine.method.teacher.classes.sum() == len(engine.progress.seen)
     assert "kd/logits" in learn(4)
     never = engine_of("ocm(every=0)")
-    never.learn(data.train_x[:2], data.train_y[:2], NO_TASK)
+    never.learn(StreamBatch(data.train_x[:2], data.train_y[:2]))
     assert not never.method.teacher
     marked = run("ocm(n_recall=3, every=2)", 7)
     assert not marked.method.teacher

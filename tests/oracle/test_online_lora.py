@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -358,7 +359,7 @@ def test_no_task_marks_are_needed() -> None:
     feed(one, stream)
     for step in range(len(stream)):
         batch = stream.batch(step)
-        two.learn(batch.x, batch.labels, NO_TASK, batch.sources)
+        two.learn(replace(batch, task=NO_TASK))
     assert_same(one.net.state_dict(), two.net.state_dict(), "online_lora without marks")
     assert OnlineLoRA().boundaries == "unused"
     assert one.method.consolidated > 0

@@ -90,7 +90,7 @@ def test_each_iteration_draws_and_augments_anew() -> None:
     method = Spying("er(reduction='sum_of_means', n_recall=6)", iterations=8)
     method.slots, method.seen = [], []
     method.attach(engine.net, engine.memories)
-    engine.method = method
+    engine.method = engine.update.method = method
     feed(engine, toy_stream(), until=7)
     assert len(method.slots) == 8
     assert len({tuple(sorted(slots)) for slots in method.slots}) > 4

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gracecl import nets, rng
-from gracecl.core import Batch, LossTable, Taps
+from gracecl.core import Batch, LossTable, StreamBatch, Taps
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.functional.augment import Pixels
@@ -303,7 +303,7 @@ def learn(learner: Engine, steps: int = 3) -> list[LossTable]:
     tables = []
     for _ in range(steps):
         x = torch.from_numpy(choice.integers(0, 256, (5, 1, 2, 2), dtype=np.uint8))
-        tables.append(learner.learn(x, choice.integers(0, 4, 5)).table)
+        tables.append(learner.learn(StreamBatch(x, choice.integers(0, 4, 5))).table)
     return tables
 
 
