@@ -22,7 +22,7 @@ PARTS = {
     "avalanche": "Avalanche's replay against ours (needs the extra gracecl[avalanche])",
     "methods": "every method's step against bare passes over as many images",
     "authors": "MOSE's step against its authors' own program (needs a checkout of it, --mose PATH)",
-    "choices": "layouts, precisions, compilation, optimisers, threads and allocators against the defaults",
+    "choices": "layouts, precisions, compilation, optimizers, threads and allocators against the defaults",
 }
 TEXTS = {
     "profile": "where the time of a step goes, by operation",

@@ -108,8 +108,8 @@ class Program:
         shape = tuple(scene.images.shape[1:])
         with as_on_gpu():
             net, buffer = self.net(CLASSES, nf=width), self.buffer(options, shape)
-            optimiser = torch.optim.Adam(net.parameters(), lr=1e-3, weight_decay=1e-4)
-            agent = self.agent.MOSE(model=net, buffer=buffer, optimizer=optimiser, input_size=shape, args=options)
+            optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, weight_decay=1e-4)
+            agent = self.agent.MOSE(model=net, buffer=buffer, optimizer=optimizer, input_size=shape, args=options)
             images = scene.engine.net.pixels.normalise(scene.images)
             rng = np.random.default_rng(0)
             for task in range(TASKS):

@@ -3,7 +3,7 @@
 Avalanche is used as its own example of online replay uses it: a stream split into experiences of one batch, and `ReplayPlugin` over
 a `ReservoirSamplingBuffer`. (The buffer that its `Replay` strategy has by default is balanced over experiences, which here would
 mean a group for each batch, and is slower.) It is given what spares it work: a plain `nn.Sequential` of the same layers, pixels
-normalised beforehand, the same fused optimiser, no logger, no metric, no worker process, and no garbage collection while timing,
+normalised beforehand, the same fused optimizer, no logger, no metric, no worker process, and no garbage collection while timing,
 which would cost it much more than us.
 """
 
@@ -88,7 +88,7 @@ class OurReplay:
             net=f"mlp(width={WIDTH})",
             memory=memory,
             augment="none",
-            optimiser=OPTIMISER,
+            optimizer=OPTIMISER,
             device="cpu",
         )
         self.stream, self.engine = stream, recipe.build(data.shape, data.classes, data.mean, data.std)

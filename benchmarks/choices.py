@@ -23,7 +23,7 @@ ALL = cores()
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    yield from optimisers(quick)
+    yield from optimizers(quick)
     yield gather_buffer(quick)
     yield dense_convolution(20, 20, 32, 2, quick)
     yield dense_convolution(40, 80, 8, 1, quick)
@@ -80,7 +80,7 @@ def threads(quick: bool) -> Iterator[Row]:
         yield against_default("one thread", one, two, quick)
 
 
-def optimisers(quick: bool) -> Iterator[Row]:
+def optimizers(quick: bool) -> Iterator[Row]:
     net = Scene("mose()", f"resnet18(width={4 if quick else 20})", memory=10).engine.net
     for parameter in net.parameters():
         parameter.grad = torch.randn_like(parameter)

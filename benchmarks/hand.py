@@ -19,7 +19,7 @@ class ReplayLoop:
 
     def __init__(self, net: nn.Module, images: Tensor, labels: Tensor, pixels: Pixels, memory: int, n_recall: int) -> None:
         self.net, self.images, self.labels, self.pixels, self.n_recall = net, images, labels, pixels, n_recall
-        self.optimiser = adam(net)
+        self.optimizer = adam(net)
         self.rng = np.random.default_rng(0)
         rows = torch.arange(memory) % len(images)
         self.memory_x, self.memory_y = images[rows], labels[rows]
@@ -32,9 +32,9 @@ class ReplayLoop:
         slots = torch.from_numpy(self.rng.choice(len(self.memory_x), self.n_recall, replace=False))
         both = self.pixels.normalise(torch.cat([x, self.memory_x[slots]]))
         loss = F.cross_entropy(self.net(both), torch.cat([y, self.memory_y[slots]]))
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        self.optimiser.step()
+        self.optimizer.step()
         chosen = self.rng.integers(0, np.arange(self.offered, self.offered + STREAM_BATCH) + 1)
         self.offered += STREAM_BATCH
         for image, slot in enumerate(chosen.tolist()):
@@ -50,15 +50,15 @@ def two_layers(inputs: int, width: int, classes: int) -> nn.Module:
 
 
 def bare_step(net: TappedNet, x: Tensor) -> Callable[[], None]:
-    """Forward, mean cross-entropy, backward and optimiser on ready images, and nothing else."""
-    optimiser = adam(net)
+    """Forward, mean cross-entropy, backward and optimizer on ready images, and nothing else."""
+    optimizer = adam(net)
     y = torch.randint(0, net.classes, (len(x),)).repeat(net.layers)
 
     def step() -> None:
         loss = F.cross_entropy(net(x).logits.flatten(0, 1), y)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
+        optimizer.step()
 
     return step
 

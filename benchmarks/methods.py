@@ -31,7 +31,7 @@ def rows(quick: bool) -> Iterator[Row]:
 
 
 def against_bare_loop(method: str, quick: bool) -> Row:
-    """A step of the stream, or of its fit for a method that has no other, against the same passes and optimiser steps alone."""
+    """A step of the stream, or of its fit for a method that has no other, against the same passes and optimizer steps alone."""
     width, shape, memory, repeats = (2, (3, 8, 8), 40, 1) if quick else (20, CIFAR, 200, 9)
     learner = Learner(method, width, shape, memory)
     engine = learner.engine
@@ -39,14 +39,14 @@ def against_bare_loop(method: str, quick: bool) -> Row:
     forward, backward = (
         round(float(np.mean(counts))) for counts in zip(*((found.forward, found.backward) for found in outcomes), strict=True)
     )
-    net, optimiser = (engine.net, engine.optimiser) if engine.fit is None else (engine.fit.net, engine.fit.optimiser)
+    net, optimizer = (engine.net, engine.optimizer) if engine.fit is None else (engine.fit.net, engine.fit.optimizer)
     updates = engine.method.repeats if engine.method.takes_steps else 0
     return compare(
         f"{method} step, width {width}",
         f"a step of {method}{'' if engine.fit is None else ' before evaluation'}",
-        f"passes of the same net over {forward} images forward and {backward} backward, {updates} steps of the same optimiser",
+        f"passes of the same net over {forward} images forward and {backward} backward, {updates} steps of the same optimizer",
         learner.step,
-        bare_loop(net, optimiser, shape, forward, backward, updates),
+        bare_loop(net, optimizer, shape, forward, backward, updates),
         aim=AIM,
         repeats=repeats,
         forward=forward,
@@ -91,9 +91,9 @@ class Learner:
 
 
 def bare_loop(
-    net: TappedNet, optimiser: torch.optim.Optimizer, shape: tuple[int, int, int], forward: int, backward: int, updates: int
+    net: TappedNet, optimizer: torch.optim.Optimizer, shape: tuple[int, int, int], forward: int, backward: int, updates: int
 ) -> Callable[[], None]:
-    """Forward, mean cross-entropy, backward and optimiser, `updates` times over ready images; what is left goes forward alone."""
+    """Forward, mean cross-entropy, backward and optimizer, `updates` times over ready images; what is left goes forward alone."""
     x = torch.randn(round(backward / max(1, updates)), *shape)
     y = torch.randint(0, net.classes, (len(x),)).repeat(net.layers)
     looked_at = torch.randn(max(0, forward - updates * len(x)), *shape)
@@ -104,8 +104,8 @@ def bare_loop(
                 net(looked_at[start : start + SWEEP])
         for _ in range(updates):
             loss = F.cross_entropy(net(x).logits.flatten(0, 1), y)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
+            optimizer.step()
 
     return step

@@ -87,7 +87,7 @@ def layered_steps(width: int, quick: bool) -> Iterator[Row]:
         yield compare(
             f"{method} step, ResNet-18 width {width}",
             f"{method} on {MOSE_IMAGES} images",
-            f"forward, backward and optimiser of the same net on {MOSE_IMAGES} ready images, mean cross-entropy",
+            f"forward, backward and optimizer of the same net on {MOSE_IMAGES} ready images, mean cross-entropy",
             scene.step,
             bare_step(scene.engine.net, torch.randn(MOSE_IMAGES, *CIFAR)),
             aim=1.15,

@@ -22,9 +22,9 @@ for name, plugins in (("replay", []), ("replay with feedback", [GracePlugin()]))
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(4)))
     net = gracecl.tap(model, classes=10, example=x[:2])
-    optimiser = torch.optim.Adam(net.parameters(), lr=0.001)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.001)
     settings = {"mem_size": 100, "train_mb_size": 10, "plugins": plugins, "evaluator": None}
-    strategy = Replay(model=LastExit(net), optimizer=optimiser, criterion=nn.CrossEntropyLoss(), **settings)
+    strategy = Replay(model=LastExit(net), optimizer=optimizer, criterion=nn.CrossEntropyLoss(), **settings)
     benchmark = nc_benchmark(train, test, n_experiences=5, task_labels=False, seed=0)
     for experience in benchmark.train_stream:
         strategy.train(experience)

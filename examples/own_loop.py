@@ -15,15 +15,15 @@ torch.manual_seed(0)
 my_model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(4)))
 net = gracecl.tap(my_model, classes=10, example=x[:2])
 feedback = gracecl.Feedback(layers=net.layers)
-optimiser = torch.optim.Adam(net.parameters(), lr=0.001)
+optimizer = torch.optim.Adam(net.parameters(), lr=0.001)
 for step, rows in enumerate(order.split(10)):
     replayed = order[torch.randint(0, 10 * step + 1, (20,))]
     rows = torch.cat([rows, replayed])
     out = net(x[rows])
     loss = feedback(out.logits, cross_entropy(out.logits, y[rows]))  # Σ α·CE + γ·H, and it logs itself
-    optimiser.zero_grad()
+    optimizer.zero_grad()
     loss.backward()
-    optimiser.step()
+    optimizer.step()
     if step % 36 == 35:
         past = order[: 10 * step]
         feedback.observe_past(net, x[past], y[past])  # once per task, or every k steps

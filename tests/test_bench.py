@@ -110,11 +110,11 @@ def test_a_method_and_the_bare_loop_pass_the_same_images(method: str, forward: i
         "updates": updates,
     }
     learner = methods.Learner(method, 2, (3, 8, 8), 40)
-    net, optimiser = learner.engine.net, learner.engine.optimiser
+    net, optimizer = learner.engine.net, learner.engine.optimizer
     steps_made, passed = [], []
-    optimiser.register_step_post_hook(lambda *_: steps_made.append(1))
+    optimizer.register_step_post_hook(lambda *_: steps_made.append(1))
     net.register_forward_hook(lambda _, inputs, out: passed.append((len(inputs[0]), out.logits.requires_grad)))
-    methods.bare_loop(net, optimiser, (3, 8, 8), forward, backward, updates)()
+    methods.bare_loop(net, optimizer, (3, 8, 8), forward, backward, updates)()
     learned = sum(images for images, with_gradient in passed if with_gradient)
     assert (sum(images for images, _ in passed), learned, len(steps_made)) == (forward, backward, updates)
 
@@ -182,7 +182,7 @@ def test_a_worker_that_fails_is_told() -> None:
 
 def test_choices_are_compared_with_the_default() -> None:
     found: list[Row] = [
-        *choices.optimisers(quick=True),
+        *choices.optimizers(quick=True),
         choices.gather_buffer(quick=True),
         choices.dense_convolution(8, 16, 8, 1, quick=True),
         choices.enlargement(quick=True),

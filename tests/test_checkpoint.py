@@ -88,7 +88,7 @@ def test_plain_values_come_back_equal_and_of_the_same_type(value: Any, tmp_path:
 
 
 def test_tensors_inside_lists_tuples_and_dicts_come_back_in_their_places(tmp_path: Path) -> None:
-    """The shape of an optimiser's state: numbered parameters, moments, hyperparameters."""
+    """The shape of an optimizer's state: numbered parameters, moments, hyperparameters."""
     value = {
         "state": {0: {"step": torch.tensor(3.0), "moment": torch.ones(2, 3)}, 1: {"step": torch.tensor(4.0), "moment": None}},
         "param_groups": [{"lr": 0.001, "betas": (0.9, 0.999), "fused": True, "params": [0, 1]}],

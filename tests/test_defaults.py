@@ -50,13 +50,13 @@ def test_every_entry_can_be_used_and_says_where_it_is_from(name: str, method: st
     built = registry.methods.get(method)(**options)
     for name, value in options.items():
         assert getattr(built, name) == value
-    assert options or entry.keys() & {"optimiser", "augment"}, "it says something"
+    assert options or entry.keys() & {"optimizer", "augment"}, "it says something"
     assert isinstance(built, Method)
-    assert not isinstance(built, Addition) or not entry.keys() & {"optimiser", "augment"}, "the learner decides about those"
+    assert not isinstance(built, Addition) or not entry.keys() & {"optimizer", "augment"}, "the learner decides about those"
     if "augment" in entry:
         augment.augmentation(entry["augment"])
-    if "optimiser" in entry:
-        optim.build(entry["optimiser"], [(1.0, [torch.nn.Parameter(torch.zeros(1))])])
+    if "optimizer" in entry:
+        optim.build(entry["optimizer"], [(1.0, [torch.nn.Parameter(torch.zeros(1))])])
 
 
 @pytest.mark.parametrize(("name", "stream"), ABOUT)
@@ -84,7 +84,7 @@ def test_the_paper_s_set_gives_the_values_of_the_mose_program() -> None:
         ADAM,
         TAU,
         "defaults grace-paper of split-cifar100, memory 1,000: "
-        f"er n_recall=64 recall_per_class=7 reduction=concat optimiser={ADAM} augment=tau",
+        f"er n_recall=64 recall_per_class=7 reduction=concat optimizer={ADAM} augment=tau",
     )
     scr = spec.parse_method(resolve("scr", *CIFAR100).method)
     assert (scr.temperature, scr.projector, scr.joint_forward, scr.recall_per_class) == (0.07, "linear", True, 7)
@@ -93,7 +93,7 @@ def test_the_paper_s_set_gives_the_values_of_the_mose_program() -> None:
 
 def test_own_set_gives_the_values_of_a_method_s_own_program() -> None:
     found = resolve("er", *CIFAR100, defaults="own")
-    assert (found.method, found.optimiser, found.augment) == ("er(n_recall=10)", "sgd(lr=0.1)", "none")
+    assert (found.method, found.optimizer, found.augment) == ("er(n_recall=10)", "sgd(lr=0.1)", "none")
     assert resolve("aser", "split-cifar10", 200, defaults="own").method == "aser(n_recall=10, per_class=9)"
     assert resolve("derpp", "split-tinyimagenet", 5000, defaults="own").method == "derpp(n_recall=32, alpha=0.1, beta=0.5)"
 
@@ -103,7 +103,7 @@ def test_own_set_gives_the_values_of_a_method_s_own_program() -> None:
 OURS = """
 [[er]]
 memory = [100, 400]
-optimiser = "sgd(lr=0.5)"
+optimizer = "sgd(lr=0.5)"
 augment = "none"
 n_recall = 7
 source = "here"
@@ -116,7 +116,7 @@ source = "here"
 [[derpp]]
 n_recall = 3
 beta = 0.25
-optimiser = "sgd(lr=0.25)"
+optimizer = "sgd(lr=0.25)"
 source = "here"
 
 [[grace]]
@@ -124,13 +124,13 @@ beta = 0.75
 source = "here"
 
 [[rar]]
-optimiser = "sgd(lr=0.125)"
+optimizer = "sgd(lr=0.125)"
 iterations = 4
 source = "here"
 
 [[ewc]]
 strength = 3.0
-optimiser = "sgd(lr=9.0)"
+optimizer = "sgd(lr=9.0)"
 source = "here"
 """
 
@@ -147,7 +147,7 @@ def ours(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("written", "memory", "method", "optimiser", "augmentation"),
+    ("written", "memory", "method", "optimizer", "augmentation"),
     [
         ("er", 100, "er(n_recall=7)", "sgd(lr=0.5)", "none"),
         ("ER(n_recall=64)", 400, "er()", "sgd(lr=0.5)", "none"),
@@ -169,17 +169,17 @@ def ours(tmp_path: Path) -> str:
     ],
 )
 def test_what_is_not_written_comes_from_the_file(
-    ours: str, written: str, memory: int, method: str, optimiser: str | None, augmentation: str | None
+    ours: str, written: str, memory: int, method: str, optimizer: str | None, augmentation: str | None
 ) -> None:
     found = resolve(written, DIGITS, memory, defaults=ours)
-    assert (found.method, found.optimiser, found.augment) == (method, optimiser, augmentation)
+    assert (found.method, found.optimizer, found.augment) == (method, optimizer, augmentation)
 
 
 def test_settings_that_are_given_stay(ours: str) -> None:
-    one = resolve("er", DIGITS, 100, optimiser="adam", defaults=ours)
+    one = resolve("er", DIGITS, 100, optimizer="adam", defaults=ours)
     other = resolve("er", DIGITS, 100, augment="tau", defaults=ours)
-    assert (one.optimiser, one.augment) == ("adam", "none")
-    assert (other.optimiser, other.augment) == ("sgd(lr=0.5)", "tau")
+    assert (one.optimizer, one.augment) == ("adam", "none")
+    assert (other.optimizer, other.augment) == ("sgd(lr=0.5)", "tau")
 
 
 def test_what_was_taken_is_told(ours: str) -> None:
@@ -188,7 +188,7 @@ def test_what_was_taken_is_told(ours: str) -> None:
             f"defaults {ours} of split-digits, memory "
         )
 
-    assert told("grace(er(), beta=1.0)", 100, augment="tau") == "100: er n_recall=7 optimiser=sgd(lr=0.5)"
+    assert told("grace(er(), beta=1.0)", 100, augment="tau") == "100: er n_recall=7 optimizer=sgd(lr=0.5)"
     assert told("er(n_recall=1)", 2000) == "2,000: nothing for er"
     assert told("er", 2000) == "2,000: er n_recall=9 (those listed for 1,000)"
     assert told("grace(mir(), beta=1.0)", 100) == "100: nothing for mir and grace"
@@ -213,7 +213,7 @@ def test_a_stream_that_no_set_is_about_changes_nothing() -> None:
 )
 def test_a_stream_is_known_by_its_first_words(stream: str) -> None:
     found = resolve("er", stream, 1000)
-    assert (found.method, found.optimiser, found.augment) == ("er(recall_per_class=7)", ADAM, TAU)
+    assert (found.method, found.optimizer, found.augment) == ("er(recall_per_class=7)", ADAM, TAU)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ CIFAR = ("--stream", "split-cifar100", "--memory", "1000", "--device", "cpu")
 
 def test_the_command_uses_the_set_and_says_so(configured: list[RunConfig], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.call(["run", "er", "er", "grace", *CIFAR, "--seeds", "0-1"]) == 0
-    assert [(config.method, config.optimiser, config.augment) for config in configured] == [
+    assert [(config.method, config.optimizer, config.augment) for config in configured] == [
         *[("er(recall_per_class=7)", ADAM, TAU)] * 4,
         *[("grace(mose())", optim.DEFAULT, TAU)] * 2,
     ]
@@ -265,11 +265,11 @@ def test_the_command_uses_the_set_and_says_so(configured: list[RunConfig], capsy
 
 
 @pytest.mark.parametrize(
-    ("options", "optimiser", "augmentation", "told"),
+    ("options", "optimizer", "augmentation", "told"),
     [
         (["--defaults", "none"], optim.DEFAULT, "tau", ""),
         (["--defaults", "own"], "sgd(lr=0.1)", "none", "defaults own of split-cifar100"),
-        (["--defaults", "own", "--optimiser", "sgd(lr=0.2)"], "sgd(lr=0.2)", "none", "defaults own of split-cifar100"),
+        (["--defaults", "own", "--optimizer", "sgd(lr=0.2)"], "sgd(lr=0.2)", "none", "defaults own of split-cifar100"),
         (["--defaults", "ccl-dc", "--augment", "none"], "adamw(lr=0.0005, weight_decay=0.0001)", "none", "defaults ccl-dc of"),
         (["--defaults", "none", "--augment", "none"], optim.DEFAULT, "none", ""),
     ],
@@ -277,13 +277,13 @@ def test_the_command_uses_the_set_and_says_so(configured: list[RunConfig], capsy
 def test_options_come_before_the_set(
     configured: list[RunConfig],
     options: list[str],
-    optimiser: str,
+    optimizer: str,
     augmentation: str,
     told: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert cli.call(["run", "er", *CIFAR, *options]) == 0
-    assert (configured[0].optimiser, configured[0].augment) == (optimiser, augmentation)
+    assert (configured[0].optimizer, configured[0].augment) == (optimizer, augmentation)
     printed = capsys.readouterr().err
     assert printed.startswith(told)
     assert bool(printed) == bool(told)
@@ -313,8 +313,8 @@ def test_the_run_holds_the_values_themselves(ours: str, tmp_path: Path) -> None:
     ]
     assert cli.call(["run", "er", "--defaults", ours, *words]) == 0
     written = [json.loads(file.read_text(encoding="utf-8")) for file in tmp_path.rglob("config.json")]
-    assert [(one["method"], one["optimiser"], one["augment"]) for one in written] == [("er(n_recall=7)", "sgd(lr=0.5)", "none")]
-    by_hand = ["er(n_recall=7)", "--optimiser", "sgd(lr=0.5)", "--augment", "none", "--defaults", "none"]
+    assert [(one["method"], one["optimizer"], one["augment"]) for one in written] == [("er(n_recall=7)", "sgd(lr=0.5)", "none")]
+    by_hand = ["er(n_recall=7)", "--optimizer", "sgd(lr=0.5)", "--augment", "none", "--defaults", "none"]
     assert cli.call(["run", *by_hand, *words]) == 0
     assert len(list(tmp_path.rglob("config.json"))) == 1
 
@@ -323,7 +323,7 @@ def test_help_names_what_is_used_otherwise(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit):
         cli.call(["run", "--help"])
     text = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
-    assert RunConfig.optimiser in text
+    assert RunConfig.optimizer in text
     assert f"else {RunConfig.augment}" in text
 
 

@@ -41,11 +41,11 @@ def blobs(n: int = 60) -> tuple[Tensor, Tensor]:
 def deep_supervision(batches: list[tuple[Tensor, Tensor]]) -> gracecl.nets.tapped.TappedNet:
     """The loop that neutral feedback must amount to, by hand."""
     net = make_net()
-    optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for x, y in batches:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         cross_entropy(net(x).logits, y).sum().backward()
-        optimiser.step()
+        optimizer.step()
     return net
 
 

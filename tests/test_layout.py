@@ -89,7 +89,7 @@ def test_both_layouts_compute_the_same() -> None:
 
 
 def test_a_checkpoint_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    """The optimiser's moments come back in the layout of their weights, or a fused step would mix them up."""
+    """The optimizer's moments come back in the layout of their weights, or a fused step would mix them up."""
     one, two = (Scene("mose()", "resnet18(width=16)", memory=60, shape=(3, 8, 8), device="cpu") for _ in range(2))
     assert is_channels_last(one.engine)
     for _ in range(2):

@@ -66,7 +66,7 @@ def test_a_loop_of_one_s_own_learns_the_digits(digits: Data) -> None:
     """Ten classes in five tasks, one pass: clearly above the chance of 10 %, and the same for the same seed."""
 
     def learn(seed: int) -> tuple[float, Learner]:
-        learner = Learner("er", **SMALL | {"net": "mlp(width=64, depth=2)", "memory": 200}, optimiser="adam(lr=0.003)", seed=seed)
+        learner = Learner("er", **SMALL | {"net": "mlp(width=64, depth=2)", "memory": 200}, optimizer="adam(lr=0.003)", seed=seed)
         for task in range(5):
             index = np.flatnonzero(digits.train_y // 2 == task)
             index = index[np.random.default_rng(task).permutation(len(index))]
@@ -370,8 +370,8 @@ def test_wrong_images_are_a_sentence_when_predicting_too(kind: str, batches: Bat
         ({"net": "mlp(depth='deep')"}, "depth"),
         ({"taps": 9}, "taps"),
         ({"augment": "taus"}, "did you mean 'tau'"),
-        ({"optimiser": "adams"}, "did you mean 'adam'"),
-        ({"optimiser": "adam(lr=-1)"}, "learning rate"),
+        ({"optimizer": "adams"}, "did you mean 'adam'"),
+        ({"optimizer": "adam(lr=-1)"}, "learning rate"),
         ({"device": "gpu"}, "unknown device 'gpu'"),
         ({"precision": "fp8"}, "fp8"),
         ({"method": 3}, "3"),

@@ -51,7 +51,7 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def assert_same_run(one: Path, two: Path) -> None:
-    """The same bytes in the record, the same bits in net, optimiser, loss scale, memory and method."""
+    """The same bytes in the record, the same bits in net, optimizer, loss scale, memory and method."""
     assert (one / "metrics.jsonl").read_bytes() == (two / "metrics.jsonl").read_bytes()
     first, second = dict(leaves(state(one))), dict(leaves(state(two)))
     assert first.keys() == second.keys()

@@ -120,7 +120,7 @@ def assert_equal(one: Any, two: Any, where: str) -> None:
 
 
 def assert_same_run(one: Path, two: Path) -> None:
-    """The same record, the same accuracies, the same weights, optimiser, memory and method state."""
+    """The same record, the same accuracies, the same weights, optimizer, memory and method state."""
     assert (one / "metrics.jsonl").read_bytes() == (two / "metrics.jsonl").read_bytes()
     if (one / "summary.json").exists() or (two / "summary.json").exists():
         assert (one / "accuracy.json").read_bytes() == (two / "accuracy.json").read_bytes()
@@ -602,7 +602,7 @@ def test_a_file_that_may_not_grow_is_one_sentence_and_the_run_goes_on_when_it_ma
 
 
 def test_a_loss_that_is_not_finite_is_named_with_its_row_and_step_and_the_record_is_kept(tmp_path: Path) -> None:
-    command = ["run", "er", "--optimiser", "sgd(lr=1e9)", *SMALL, "--checkpoint-every", "1000", "--out", tmp_path]
+    command = ["run", "er", "--optimizer", "sgd(lr=1e9)", *SMALL, "--checkpoint-every", "1000", "--out", tmp_path]
     said = gracecl(*command)
     assert said.code == 2
     folder = only_run(tmp_path)

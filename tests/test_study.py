@@ -86,7 +86,7 @@ def test_mini_is_about_every_method_on_equal_terms() -> None:
     assert named - {"sum"} >= set(registry.methods.written) - {"online_lora", *OURS}
     configs = mini.configs((), [0, 1], quick=False)
     assert len(configs) == 2 * len(mini.METHODS)
-    assert len({(config.stream, config.net, config.memory, config.optimiser, config.augment) for config in configs}) == 1
+    assert len({(config.stream, config.net, config.memory, config.optimizer, config.augment) for config in configs}) == 1
     assert [config.seed for config in configs] == sorted(config.seed for config in configs)
 
 
@@ -112,7 +112,7 @@ def run_of(method: str, seed: int, accuracy: list[list[float]], **timing: float)
         {"kind": "eval", "step": 9 * (task + 1), "task": task, "task_end": True, "accuracy": {"linear_last": row}}
         for task, row in enumerate(accuracy)
     ]
-    config = {"method": method, "stream": "split-x(tasks=2)", "net": "n", "memory": 1, "optimiser": "o", "augment": "a"}
+    config = {"method": method, "stream": "split-x(tasks=2)", "net": "n", "memory": 1, "optimizer": "o", "augment": "a"}
     costs = {"steps": 20, "forward": 0, "backward": 0, "fit_images": 0, "train_seconds": 0.0, "fit_seconds": 0.0} | timing
     return Run(Path(method), config | {"seed": seed, "rule": "linear_last", "commit": "c"}, [], evals, [], costs)
 

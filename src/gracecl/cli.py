@@ -90,7 +90,7 @@ def run(
     taps: int | None = None,
     augment: str | None = None,
     normalise: str = "data",
-    optimiser: str | None = None,
+    optimizer: str | None = None,
     defaults: str = "grace-paper",
     device: str = "auto",
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
@@ -122,7 +122,7 @@ def run(
         taps: tapped layers, counted from the last; by default 4 for methods that work on layers, else 1
         augment: none, tau, simclr, partial, full, mild or crop (default: the benchmark's for the method, else tau)
         normalise: mean and std of pixels: data is the data set's own; half (0.5, 0.5), imagenet or none for nets trained with those
-        optimiser: such as "sgd(lr=0.1)" (default: the benchmark's for the method, else "adam(lr=0.001, weight_decay=0.0001)")
+        optimizer: such as "sgd(lr=0.1)" (default: the benchmark's for the method, else "adam(lr=0.001, weight_decay=0.0001)")
         defaults: what fills in options not given here, on benchmarks: grace-paper is the frame of the paper's system for every
             method, own what each method's own paper used, ccl-dc later online work's, none the built-in values; or your FILE.toml
         device: cpu, cuda, cuda:1, or auto
@@ -151,7 +151,7 @@ def run(
         raise UserError(f"--seeds '{seeds}' names none; write for example 0-4 or 0,3,7")
     if epochs is not None:
         stream = with_option(stream, "epochs", epochs)
-    settings = [resolve(method, stream, memory, optimiser, augment, defaults) for method in methods]
+    settings = [resolve(method, stream, memory, optimizer, augment, defaults) for method in methods]
     for line in dict.fromkeys(found.taken for found in settings if found.taken):
         print(line, file=sys.stderr)
     configs = [
@@ -165,7 +165,7 @@ def run(
             taps=taps,
             augment=RunConfig.augment if found.augment is None else found.augment,
             normalise=normalise,
-            optimiser=RunConfig.optimiser if found.optimiser is None else found.optimiser,
+            optimizer=RunConfig.optimizer if found.optimizer is None else found.optimizer,
             device=device,
             precision=precision,
             compile=compile,

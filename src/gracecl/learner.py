@@ -45,7 +45,7 @@ class Learner:
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         augment: str = "tau",
-        optimiser: str = optim.DEFAULT,
+        optimizer: str = optim.DEFAULT,
         seed: int = 0,
         device: str = "auto",
         precision: Precision = "fp32",
@@ -57,7 +57,7 @@ class Learner:
         if len(shape) != 3 or min(shape) < 1:
             raise UserError(f"shape is (channels, height, width), all at least 1, not {tuple(shape)}")
         name = method if isinstance(method, str) else repr(method)
-        self.recipe = Recipe(name, net, memory, seed, taps, augment, optimiser, device, precision, layout=layout)
+        self.recipe = Recipe(name, net, memory, seed, taps, augment, optimizer, device, precision, layout=layout)
         self.classes, self.shape = classes, tuple(shape)
         self.mean = tuple(map(float, mean)) if mean is not None else (0.5,) * shape[0]
         self.std = tuple(map(float, std)) if std is not None else (0.25,) * shape[0]

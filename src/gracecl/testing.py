@@ -60,10 +60,10 @@ def toy_net(method: str, net: str = TOY_NET) -> str:
 
 
 def toy_engine(
-    method: str, *, memory: int = 12, taps: int | None = None, optimiser: str = "adam(lr=0.001)", net: str | None = None
+    method: str, *, memory: int = 12, taps: int | None = None, optimizer: str = "adam(lr=0.001)", net: str | None = None
 ) -> Engine:
     recipe = Recipe(
-        method=method, net=toy_net(method) if net is None else net, memory=memory, taps=taps, optimiser=optimiser, device="cpu"
+        method=method, net=toy_net(method) if net is None else net, memory=memory, taps=taps, optimizer=optimizer, device="cpu"
     )
     return recipe.build(TOY_SHAPE, 6, (0.5,), (0.25,))
 
@@ -191,7 +191,7 @@ def class_numbers_do_not_matter(method: str) -> None:
     renumbered = dataclasses.replace(stream, data=data)
     # Without BatchNorm and Adam, both of which magnify the rounding of sums taken in another order.
     net = toy_net(method, "mlp(width=12, depth=4)")
-    one, two = (toy_engine(method, optimiser="sgd(lr=0.01)", net=net) for _ in range(2))
+    one, two = (toy_engine(method, optimizer="sgd(lr=0.01)", net=net) for _ in range(2))
     with torch.no_grad():
         for head, moved in zip(one.net.classifier.parameters(), two.net.classifier.parameters(), strict=True):
             if head.shape[-1] == len(number):  # a learned scale has no columns

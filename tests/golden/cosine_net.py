@@ -34,10 +34,10 @@ class Body(Backbone):
         return features.unsqueeze(0)
 
 
-def engine_with(method: Method, inputs: int, width: int, classes: int, optimiser: str) -> Engine:
+def engine_with(method: Method, inputs: int, width: int, classes: int, optimizer: str) -> Engine:
     """An engine whose net has the file's sizes; images are vectors that the net takes as they are."""
     net = TappedNet(Body(inputs, width), classes)
-    engine = Engine(method, net, Memories(0, (1, 1, inputs)), optimiser=optimiser)
+    engine = Engine(method, net, Memories(0, (1, 1, inputs)), optimizer=optimizer)
     net.double()
     return engine
 

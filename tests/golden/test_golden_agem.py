@@ -29,26 +29,26 @@ def test_projection(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["viol", "ok"])
 def test_step_along_given_gradients(case: str) -> None:
-    """Through `backward`, with losses whose gradients are the given vectors, and the optimiser."""
+    """Through `backward`, with losses whose gradients are the given vectors, and the optimizer."""
     given = len(GOLDEN[f"g_{case}"])
     small = SmallNet.of_sizes(given, 1, 1, np.float32)  # some net with weights enough
     n = sum(parameter.numel() for parameter, _ in small._parts)
     pad = {name: np.pad(GOLDEN[f"{name}_{case}"], (0, n - given)) for name in ("theta", "g", "g_ref")}
     small.set(pad["theta"])
-    engine = Engine(AGEM(), small.net, Memories(1, small.shape), optimiser=f"sgd(lr={float(GOLDEN['lr'])})")
+    engine = Engine(AGEM(), small.net, Memories(1, small.shape), optimizer=f"sgd(lr={float(GOLDEN['lr'])})")
     flat = engine.method.weights
     vector = flat.vector()
     rows = {"ce/new": "g", REFERENCE: "g_ref"}
     table = {row: (vector @ small.in_our_order(flat, pad[name])).unsqueeze(0) for row, name in rows.items()}
     engine.method.backward(table)
     np.testing.assert_allclose(small.gradient()[:given], GOLDEN[f"g_tilde_{case}"], **SINGLE)
-    engine.optimiser.step()
+    engine.optimizer.step()
     np.testing.assert_allclose(small.weights()[:given], GOLDEN[f"theta_after_{case}"], **SINGLE)
 
 
 @pytest.mark.parametrize("case", ["viol", "ok"])
 def test_whole_step(case: str) -> None:
-    """Forward over both batches, both gradients, the projection, the optimiser."""
+    """Forward over both batches, both gradients, the projection, the optimizer."""
     p = f"net_{case}_"
     small = SmallNet(GOLDEN, p)
     stream, slots = GOLDEN[p + "y"], GOLDEN[p + "ym"]

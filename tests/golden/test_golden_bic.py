@@ -63,7 +63,7 @@ def learner(task: int, **options: float) -> tuple[Engine, BiC]:
     net = TappedNet(Flat(), CLASSES, UnchangedInputs((0.0,), (1.0,)), embedding=1).double()
     method = BiC(temperature=float(GOLDEN["in_T"]), **options)
     memories = Memories(10 * N_VALIDATION, SHAPE)
-    engine = Engine(method, net, memories, augmentation="none", optimiser="sgd(lr=0)")
+    engine = Engine(method, net, memories, augmentation="none", optimizer="sgd(lr=0)")
     show(net, 1)
     for earlier in range(task):
         method.begin_task(progress(earlier))

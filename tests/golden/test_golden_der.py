@@ -25,7 +25,7 @@ def build(method: Method) -> tuple[SmallNet, Engine]:
     small = SmallNet(GOLDEN)
     memories = Memories(len(GOLDEN["o1"]), small.shape)
     memories.replay.attributes["logits"] = torch.from_numpy(GOLDEN["o1"]).unsqueeze(1)
-    return small, Engine(method, small.net, memories, optimiser=f"sgd(lr={LR})", augmentation="none")
+    return small, Engine(method, small.net, memories, optimizer=f"sgd(lr={LR})", augmentation="none")
 
 
 def batch(small: SmallNet, memory: Memory, *replayed: str) -> Batch:

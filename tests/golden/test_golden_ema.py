@@ -61,7 +61,7 @@ def build(method: EMA) -> tuple[EMA, TappedNet]:
 
 
 def step(method: EMA, net: TappedNet, number: int, task: int) -> None:
-    """What the engine does after an optimiser step that led to the program's weights."""
+    """What the engine does after an optimizer step that led to the program's weights."""
     write(net, GOLDEN["model"][number])
     net.backbone.norms[0].num_batches_tracked.fill_(number + 1)
     batch = Batch(torch.zeros(1, *SHAPE), np.zeros(1, np.int64), np.zeros(1, np.int64), {"all": Block(0, 1, 1, 1, ())},

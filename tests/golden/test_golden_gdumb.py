@@ -29,7 +29,7 @@ def test_sampler(order: str, size: int) -> None:
 
 @pytest.mark.parametrize("case", ["EA", "EB"])
 def test_learning_rates(case: str) -> None:
-    """The rate of the optimiser's step in every epoch of a fit; the memory is a single mini-batch."""
+    """The rate of the optimizer's step in every epoch of a fit; the memory is a single mini-batch."""
     (highest, lowest), rates = GOLDEN[f"lr_{case}_maxmin"].tolist(), GOLDEN[f"lr_{case}"]
     engine = toy_engine(f"gdumb(epochs={len(rates)}, lr={highest}, lr_min={lowest})")
     engine.learn(StreamBatch(torch.zeros(4, *TOY_SHAPE, dtype=torch.uint8), np.array([0, 0, 1, 1])))
@@ -37,7 +37,7 @@ def test_learning_rates(case: str) -> None:
     for _ in rates:
         fit_steps(engine, 1)
         assert engine.fit is not None
-        used.append(engine.fit.optimiser.param_groups[0]["lr"])
+        used.append(engine.fit.optimizer.param_groups[0]["lr"])
     assert engine.unfinished_fit is None
     np.testing.assert_allclose(used, rates, rtol=1e-7, atol=1e-9)
 

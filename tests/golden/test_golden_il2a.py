@@ -74,7 +74,7 @@ def engine(memory: int = 0) -> Engine:
         kd_weight=float(GOLDEN["in_w_kd"]),
         n_prototypes=len(GOLDEN["in_proto_class"]),
     )
-    made = Engine(method, net, Memories(memory, SHAPE), optimiser="sgd(lr=0.0)", augmentation="none")
+    made = Engine(method, net, Memories(memory, SHAPE), optimizer="sgd(lr=0.0)", augmentation="none")
     weight, bias = torch.from_numpy(GOLDEN["in_head_W"]).T[None], torch.from_numpy(GOLDEN["in_head_b"])[None, None]
     with torch.no_grad():
         for head, columns in ((net.classifier, slice(0, SEEN)), (method.pairs, slice(SEEN, None))):

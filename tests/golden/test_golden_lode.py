@@ -27,7 +27,7 @@ def build() -> tuple[SmallNet, Engine]:
     memories.replay.put(slots, torch.zeros(len(slots), *small.shape, dtype=torch.uint8), slots, GOLDEN["v2"], 0, attributes)
     inner = DERpp(alpha=float(GOLDEN["alpha"]), beta=float(GOLDEN["beta"]))
     method = LODE(inner, rho=float(GOLDEN["rho"]), intra_weight=float(GOLDEN["C"]))
-    return small, Engine(method, small.net, memories, optimiser=f"sgd(lr={float(GOLDEN['lr'])})", augmentation="none")
+    return small, Engine(method, small.net, memories, optimizer=f"sgd(lr={float(GOLDEN['lr'])})", augmentation="none")
 
 
 def batch(small: SmallNet, memory: Memory, task: int, image: int | None = None) -> Batch:

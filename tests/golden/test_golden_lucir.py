@@ -22,8 +22,8 @@ NOW = Progress(5, 1, seen=tuple(range(OLD + NEW)), current=tuple(range(OLD, OLD 
 def build() -> Engine:
     """In the second task, with the file's teacher and student."""
     method = LUCIR(less_forget=float(GOLDEN["in_lambda_base"]), margin=float(GOLDEN["in_margin"]), nearest=int(GOLDEN["in_K"]))
-    optimiser = f"sgd(lr={float(GOLDEN['in_lr'])}, momentum=0.9, weight_decay={float(GOLDEN['in_weight_decay'])})"
-    engine = engine_with(method, INPUTS, WIDTH, OLD + NEW, optimiser)
+    optimizer = f"sgd(lr={float(GOLDEN['in_lr'])}, momentum=0.9, weight_decay={float(GOLDEN['in_weight_decay'])})"
+    engine = engine_with(method, INPUTS, WIDTH, OLD + NEW, optimizer)
     set_weights(engine.net, GOLDEN, "in_teacher_body", GOLDEN["in_W_old"])
     method.end_task(engine.memories, BEFORE)
     rows = np.concatenate([GOLDEN["in_W_old"], GOLDEN["in_W_new"]])

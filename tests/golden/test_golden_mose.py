@@ -1,4 +1,4 @@
-"""MOSE against numbers that its authors' program computed: network, views, losses, gradients, optimiser, inference."""
+"""MOSE against numbers that its authors' program computed: network, views, losses, gradients, optimizer, inference."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_losses(case: str, dtype: torch.dtype, where: str) -> None:
         close(value, GOLDEN[f"{case}{where}{name}"], tolerance=1e-8 if where else 1e-5)
 
 
-def test_two_optimiser_steps(case: str) -> None:
+def test_two_optimizer_steps(case: str) -> None:
     """Gradients and their norms, BatchNorm statistics, weights after one and two steps of Adam: through the engine's own update."""
     engine = build()
     table, _ = engine.update(batch(case))
@@ -216,5 +216,5 @@ def test_decay_is_added_to_the_gradient() -> None:
     weight = torch.nn.init.constant_(engine.net.classifier.weight, -0.5)
     for parameter in engine.net.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    engine.optimiser.step()
+    engine.optimizer.step()
     np.testing.assert_allclose(weight.detach().numpy(), -0.5 + 1e-3, rtol=1e-5)

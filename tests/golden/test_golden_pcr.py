@@ -41,7 +41,7 @@ def build() -> tuple[Engine, Encoder]:
     backbone = Encoder(inputs, width)
     net = TappedNet(backbone, classes, Pixels((0.0,), (1.0,)))
     method = PCR(temperature=float(GOLDEN["tau"]))
-    engine = Engine(method, net, Memories(0, (1, 1, inputs)), optimiser=f"sgd(lr={float(GOLDEN['lr'])})")
+    engine = Engine(method, net, Memories(0, (1, 1, inputs)), optimizer=f"sgd(lr={float(GOLDEN['lr'])})")
     net.double()
     with torch.no_grad():
         net.classifier.weight[0] = torch.from_numpy(GOLDEN["W"]).T

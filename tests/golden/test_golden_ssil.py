@@ -51,7 +51,7 @@ def learner(task: int) -> tuple[Engine, SSIL]:
     """In a task, after those before it: the teacher has the file's weights."""
     net = TappedNet(Encoder(), CLASSES, Pixels((0.0,), (1.0,)), embedding=1).double()
     method = SSIL(temperature=float(GOLDEN["in_T"]))
-    engine = Engine(method, net, Memories(0, SHAPE), optimiser="sgd(lr=0)")
+    engine = Engine(method, net, Memories(0, SHAPE), optimizer="sgd(lr=0)")
     put(net, "in_teacher_")
     for earlier in range(task):
         method.end_task(engine.memories, progress(earlier))

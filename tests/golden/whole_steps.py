@@ -22,11 +22,11 @@ class UnchangedInputs(Pixels):
         return images
 
 
-def engine_with(small: SmallNet, method: Method, optimiser: str, x: Any, y: Any, capacity: int | None = None) -> Engine:
+def engine_with(small: SmallNet, method: Method, optimizer: str, x: Any, y: Any, capacity: int | None = None) -> Engine:
     """An engine that has met every class, with vectors in the first slots of its memory."""
     memories = Memories(len(y) if capacity is None else capacity, small.shape)
     memory = memories.replay
     memory.images = torch.zeros(memory.capacity, *small.shape, dtype=torch.as_tensor(x).dtype)
     small.net.pixels = UnchangedInputs((0.0,), (1.0,))
     memory.add(np.random.default_rng(0), small.images(x), np.asarray(y))
-    return Engine(method, small.net, memories, optimiser=optimiser, augmentation="none")
+    return Engine(method, small.net, memories, optimizer=optimizer, augmentation="none")

@@ -23,7 +23,7 @@ PLAIN = "mlp(width=12, depth=3)"
 
 def middle(method: str = "adversarial_replay(n_recall=5)", **options: str) -> tuple[Engine, Batch]:
     """An engine in its second task, and the batch of its next step, attacked."""
-    engine = toy_engine(method, optimiser=SGD, **options)
+    engine = toy_engine(method, optimizer=SGD, **options)
     feed(engine, toy_stream(), until=9)
     batch, _ = next_batch(engine, toy_stream())
     return engine, batch
@@ -82,7 +82,7 @@ def test_attack_against_a_plain_loop(options: str) -> None:
 
 def test_step_against_a_plain_loop() -> None:
     """Three means with their weights, each block in a forward of its own, from the images that the engine assembled."""
-    engine = toy_engine("adversarial_replay(n_recall=5, beta=0.3)", optimiser=SGD)
+    engine = toy_engine("adversarial_replay(n_recall=5, beta=0.3)", optimizer=SGD)
     feed(engine, toy_stream(), until=9)
     other = toy_engine("adversarial_replay(n_recall=5, beta=0.3)")
     other.load_state_dict(engine.state_dict())
@@ -107,7 +107,7 @@ def test_step_against_a_plain_loop() -> None:
 def test_without_weight_it_is_replay_of_other_classes() -> None:
     """β = 0, and any β with no step of attack, in a net without BatchNorm."""
     one, two, three = (
-        toy_engine(f"adversarial_replay({options})", optimiser=SGD, net=PLAIN)
+        toy_engine(f"adversarial_replay({options})", optimizer=SGD, net=PLAIN)
         for options in ("beta=0", "beta=0.6, attack_steps=0", "beta=1, attack_steps=0")
     )
     for engine in (one, two, three):
@@ -121,7 +121,7 @@ def test_without_weight_it_is_replay_of_other_classes() -> None:
 
 
 def prepared_engine(method: str) -> Engine:
-    engine = toy_engine(method, optimiser=SGD)
+    engine = toy_engine(method, optimizer=SGD)
     feed(engine, toy_stream(), until=9)
     return engine
 
@@ -236,10 +236,10 @@ def test_it_begins_with_the_first_image_of_another_class() -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimiser", "option", "rate"), [(SGD, "", 0.05), ("adam(lr=0.01)", "", 0.1), (SGD, "virtual_lr=0.3", 0.3)]
+    ("optimizer", "option", "rate"), [(SGD, "", 0.05), ("adam(lr=0.01)", "", 0.1), (SGD, "virtual_lr=0.3", 0.3)]
 )
-def test_rate_of_the_virtual_step(optimiser: str, option: str, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, rates = toy_engine(f"adversarial_replay({option})", optimiser=optimiser), []
+def test_rate_of_the_virtual_step(optimizer: str, option: str, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, rates = toy_engine(f"adversarial_replay({option})", optimizer=optimizer), []
     monkeypatch.setattr(
         adversarial_replay, "step_ahead", lambda net, direction, rate: rates.append(rate) or step_ahead(net, direction, rate)
     )

@@ -82,7 +82,7 @@ def slow_step(engine: Engine, x: Tensor, y: Tensor, x_reference: Tensor, y_refer
 @pytest.mark.parametrize("against", [True, False])
 def test_step(taps: int, against: bool) -> None:
     """A memory whose labels contradict the stream's makes the projection necessary; one that agrees does not."""
-    engine, stream = prepared("agem(n_reference=5)", taps=taps, optimiser="sgd(lr=0.1)")
+    engine, stream = prepared("agem(n_reference=5)", taps=taps, optimizer="sgd(lr=0.1)")
     piece = stream.batch(engine.progress.step)
     memory = engine.memories.replay
     memory.images[:] = piece.x[torch.arange(12) % 3]
@@ -160,7 +160,7 @@ def test_empty_memory_is_fine_tuning() -> None:
 
 
 def test_parameters_without_a_gradient_stay_without() -> None:
-    engine, stream = prepared("agem()", optimiser="adam(lr=0.01, weight_decay=0.1)")
+    engine, stream = prepared("agem()", optimizer="adam(lr=0.01, weight_decay=0.1)")
     before = engine.net.projector.weight.clone()
     feed(engine, stream, until=11)
     assert engine.net.projector.weight.grad is None
@@ -171,7 +171,7 @@ def test_a_small_step_does_not_raise_the_memory_s_loss() -> None:
     """To first order: the rise falls with the square of the rate."""
     rises = []
     for rate in (1e-2, 1e-3):
-        engine, stream = prepared("agem(n_reference=12)", net=PLAIN_NET, optimiser=f"sgd(lr={rate})")
+        engine, stream = prepared("agem(n_reference=12)", net=PLAIN_NET, optimizer=f"sgd(lr={rate})")
         memory, piece = engine.memories.replay, stream.batch(engine.progress.step)
         memory.images[:] = piece.x[torch.arange(12) % 3]
         memory.labels[:] = (piece.labels[np.arange(12) % 3] + 1) % 6

@@ -185,12 +185,12 @@ def test_the_end_of_a_task_leaves_the_net_alone() -> None:
     piece = stream().batch(2 * PER_TASK - 1)
     engine.learn(StreamBatch(piece.x, piece.labels, task=piece.task, sources=piece.sources))
     before = {name: value.clone() for name, value in engine.net.state_dict().items()}
-    optimiser = {str(i): dict(state) for i, state in enumerate(engine.optimiser.state.values())}
+    optimizer = {str(i): dict(state) for i, state in enumerate(engine.optimizer.state.values())}
     looked_at = engine.net.meter.forward
     engine.end_task()
     assert (bic(engine).correction.scale != 1).all()
     assert_same(engine.net.state_dict(), before, "the net after the fit")
-    assert_same({str(i): dict(state) for i, state in enumerate(engine.optimiser.state.values())}, optimiser, "the optimiser")
+    assert_same({str(i): dict(state) for i, state in enumerate(engine.optimizer.state.values())}, optimizer, "the optimizer")
     assert engine.net.training
     assert engine.net.meter.forward - looked_at == 12, "the pass over the validation images is counted"
 

@@ -43,7 +43,7 @@ def slow_kd(logits: Tensor, taught: Tensor, classes: list[int]) -> float:
 @pytest.mark.parametrize("taps", [1, 3])
 def test_table(taps: int) -> None:
     """Two old and three new classes, one not met: each term over its own columns, equal weights whatever the blocks' sizes."""
-    engine = toy_engine("ccil()", memory=100, taps=taps, optimiser=DECAYING)
+    engine = toy_engine("ccil()", memory=100, taps=taps, optimizer=DECAYING)
     teach(engine, FIRST, 0)
     engine.end_task()
     then = frozen_copy(engine.net)
@@ -146,7 +146,7 @@ def test_factor() -> None:
 
 
 def test_without_memory_and_distillation_new_classes_are_learned_alone() -> None:
-    engine = toy_engine("ccil(n_recall=0, strength=0)", memory=100, optimiser=DECAYING)
+    engine = toy_engine("ccil(n_recall=0, strength=0)", memory=100, optimizer=DECAYING)
     teach(engine, FIRST, 0)
     outcomes = teach(engine, SECOND, 1)
     assert {row for row in outcomes[-1].table if not row.startswith("log/")} == {"ce/new"}
@@ -167,7 +167,7 @@ def test_a_class_that_comes_back_is_new_again() -> None:
 
 
 def test_replayed_classes_are_drawn_evenly_current_ones_included() -> None:
-    engine = toy_engine("ccil(n_recall=6000)", memory=1000, optimiser="sgd(lr=0.001)")
+    engine = toy_engine("ccil(n_recall=6000)", memory=1000, optimizer="sgd(lr=0.001)")
     for _ in range(12):
         engine.learn(StreamBatch(*images([5] * 9 + [1], seed=0), task=0))
     engine.end_task()
@@ -184,9 +184,9 @@ def test_replayed_classes_are_drawn_evenly_current_ones_included() -> None:
 # The head.
 
 
-@pytest.mark.parametrize("optimiser", [DECAYING, "adam(lr=0.01, weight_decay=0.01)"])
-def test_rows_stay_as_they_began_until_their_class_is_met(optimiser: str) -> None:
-    engine = toy_engine("ccil()", memory=100, taps=2, optimiser=optimiser)
+@pytest.mark.parametrize("optimizer", [DECAYING, "adam(lr=0.01, weight_decay=0.01)"])
+def test_rows_stay_as_they_began_until_their_class_is_met(optimizer: str) -> None:
+    engine = toy_engine("ccil()", memory=100, taps=2, optimizer=optimizer)
     weight = engine.net.classifier.weight
     start = weight.detach().clone()
     teach(engine, FIRST, 0)
@@ -209,31 +209,31 @@ def test_head_and_features() -> None:
 # The learning rate.
 
 
-@pytest.mark.parametrize("optimiser", ["sgd(lr=0.05)", "adam(lr=0.001)"])
-def test_the_rate_falls_after_the_first_task(optimiser: str) -> None:
-    engine = toy_engine("ccil()", memory=100, optimiser=optimiser)
-    full = engine.optimiser.param_groups[0]["lr"]
+@pytest.mark.parametrize("optimizer", ["sgd(lr=0.05)", "adam(lr=0.001)"])
+def test_the_rate_falls_after_the_first_task(optimizer: str) -> None:
+    engine = toy_engine("ccil()", memory=100, optimizer=optimizer)
+    full = engine.optimizer.param_groups[0]["lr"]
     teach(engine, FIRST, 0)
-    assert engine.optimiser.param_groups[0]["lr"] == full
+    assert engine.optimizer.param_groups[0]["lr"] == full
     engine.end_task()
     teach(engine, SECOND, 1, steps=1)
-    assert engine.optimiser.param_groups[0]["lr"] == pytest.approx(full / 10)
+    assert engine.optimizer.param_groups[0]["lr"] == pytest.approx(full / 10)
     teach(engine, (2,), 2, steps=1)
-    assert engine.optimiser.param_groups[0]["lr"] == pytest.approx(full / 10)
-    same = second_task("ccil(later_rate=1)", optimiser)
-    assert same.optimiser.param_groups[0]["lr"] == full
+    assert engine.optimizer.param_groups[0]["lr"] == pytest.approx(full / 10)
+    same = second_task("ccil(later_rate=1)", optimizer)
+    assert same.optimizer.param_groups[0]["lr"] == full
 
 
 def test_under_grace_the_rate_falls_too() -> None:
     engine = second_task("grace(ccil())", "sgd(lr=0.05)")
-    assert engine.optimiser.param_groups[0]["lr"] == pytest.approx(0.005)
+    assert engine.optimizer.param_groups[0]["lr"] == pytest.approx(0.005)
 
 
 # Self-distillation.
 
 
 def test_self_distillation_is_so_many_passes_over_memory_at_the_end_of_the_first_task() -> None:
-    engine = toy_engine("ccil(self_distillation=3, n_recall=16)", memory=100, taps=2, optimiser=DECAYING)
+    engine = toy_engine("ccil(self_distillation=3, n_recall=16)", memory=100, taps=2, optimizer=DECAYING)
     teach(engine, FIRST, 0)
     then, steps = frozen_copy(engine.net), []
     inner = engine.method.losses

@@ -142,11 +142,11 @@ def test_pi_drives_every_layer_to_the_target(target: float) -> None:
     logits = some_logits().detach().clone().requires_grad_()
     y = torch.arange(20) % 6
     feedback = Feedback(4, f"pi(target={target}, beta=0.05, limit=1000.0)")
-    optimiser = torch.optim.SGD([logits], lr=2.0)
+    optimizer = torch.optim.SGD([logits], lr=2.0)
     for _ in range(3000):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         feedback(logits, cross_entropy(logits, y)).backward()
-        optimiser.step()
+        optimizer.step()
     reached = entropy(logits) / math.log(6)
     assert reached.tolist() == pytest.approx([target] * 4, abs=0.02)
     assert np.abs(feedback.history["H"][0] / math.log(6) - target).max() > 0.1
@@ -250,15 +250,15 @@ def test_a_loop_of_five_lines_learns_and_alpha_moves() -> None:
     net = gracecl.tap(model, classes=6, example=torch.randn(2, 8))
     feedback = gracecl.Feedback(layers=net.layers)
     centres = 2 * torch.randn(6, 8)
-    optimiser = torch.optim.Adam(net.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     for step in range(200):
         y = torch.randint(0, 3 if step < 100 else 6, (16,))
         x = centres[y] + 0.3 * torch.randn(16, 8)
         out = net(x)
         loss = feedback(out.logits, cross_entropy(out.logits, y))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         if step == 99:
             past = torch.randint(0, 3, (60,))
             feedback.observe_past(net, centres[past] + torch.randn(60, 8), past)

@@ -185,7 +185,7 @@ def test_first_step_is_fine_tuning(method: str) -> None:
 
 def test_frozen_weights_match_their_stored_logits() -> None:
     """No learning, BatchNorm in evaluation mode, no augmentation: nothing moved, so there is nothing to regress to."""
-    engine, stream = toy_engine("der(n_recall=5)", optimiser="sgd(lr=0.0)", taps=2), toy_stream()
+    engine, stream = toy_engine("der(n_recall=5)", optimizer="sgd(lr=0.0)", taps=2), toy_stream()
     engine.net.eval()
     engine.augmentation = ()
     outcomes = feed(engine, stream)

@@ -163,7 +163,7 @@ def test_scores(taps: int) -> None:
 
 
 def test_the_largest_scores_under_the_step_s_own_views_and_rate_are_replayed() -> None:
-    engine, stream = prepared(SMALL.format(""), optimiser="sgd(lr=0.2)")
+    engine, stream = prepared(SMALL.format(""), optimizer="sgd(lr=0.2)")
     batch, _ = next_batch(engine, stream)
     new = incoming(engine, stream)
     candidates = engine.memories.replay.draw(9, engine.rng("plan"))

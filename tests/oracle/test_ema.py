@@ -50,12 +50,12 @@ def test_shadow_of_a_run() -> None:
 
 @dataclass(eq=False, repr=False)
 class Repeated(ER):
-    """Experience replay with three optimiser steps per batch."""
+    """Experience replay with three optimizer steps per batch."""
 
     repeats: ClassVar[int] = 3
 
 
-def test_warm_up_counts_optimiser_steps() -> None:
+def test_warm_up_counts_optimizer_steps() -> None:
     method = EMA(Repeated())
     engine, stream = toy_engine("er()"), toy_stream()
     engine = Engine(method, engine.net, engine.memories)
@@ -98,7 +98,7 @@ def test_momentum_of_0_and_1() -> None:
 
 def test_constant_weights() -> None:
     """From a shadow of zeros and weights w that do not move, the shadow after k steps is (1 - μ^k) w."""
-    engine, stream = toy_engine("ema(momentum=0.8, early_momentum=0.8)", optimiser="sgd(lr=0.0)", net="mlp(width=12)"), toy_stream()
+    engine, stream = toy_engine("ema(momentum=0.8, early_momentum=0.8)", optimizer="sgd(lr=0.0)", net="mlp(width=12)"), toy_stream()
     feed(engine, stream, until=1)
     for value in engine.method.shadow.parameters():
         value.zero_()
@@ -193,7 +193,7 @@ def test_learner_goes_on_from_a_file(tmp_path) -> None:
 def test_the_shadow_is_not_trained() -> None:
     engine = toy_engine("ema(derpp())")
     feed(engine, toy_stream(), until=4)
-    optimised = {id(value) for group in engine.optimiser.param_groups for value in group["params"]}
+    optimised = {id(value) for group in engine.optimizer.param_groups for value in group["params"]}
     assert not any(value.requires_grad or id(value) in optimised for value in engine.method.shadow.parameters())
 
 

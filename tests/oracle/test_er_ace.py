@@ -205,7 +205,7 @@ def test_the_engine_trains_and_saves_the_head_that_the_method_chose() -> None:
     engine = run("er_ace(head='cosine')")
     assert isinstance(engine.net.classifier, CosineHead)
     assert "classifier.bias" not in engine.net.state_dict()
-    trained = [parameter for group in engine.optimiser.param_groups for parameter in group["params"]]
+    trained = [parameter for group in engine.optimizer.param_groups for parameter in group["params"]]
     assert any(parameter is engine.net.classifier.weight for parameter in trained)
     plain = toy_engine("er_ace()")
     assert torch.equal(toy_engine("er_ace(head='cosine')").net.classifier.weight, plain.net.classifier.weight)

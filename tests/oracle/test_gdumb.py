@@ -141,7 +141,7 @@ def literal_fit(engine: Engine, method: GDumb) -> nn.Module:
     """Plain training from the engine's first weights on its memory, batches taken one by one in the fit's order."""
     net = copy.deepcopy(engine.net).train()
     memory, seed = engine.memories.replay, rng.key(engine.seed, "fit", engine.progress.step)
-    optimiser = torch.optim.SGD(net.parameters(), lr=method.lr, momentum=method.momentum, weight_decay=method.weight_decay)
+    optimizer = torch.optim.SGD(net.parameters(), lr=method.lr, momentum=method.momentum, weight_decay=method.weight_decay)
     seen = list(engine.progress.seen)
     for epoch in range(method.epochs):
         if epoch < 2:
@@ -156,14 +156,14 @@ def literal_fit(engine: Engine, method: GDumb) -> nn.Module:
             slots, order = order[: method.batch], order[method.batch :]
             x = (memory.images[torch.from_numpy(slots)].float() / 255 - 0.5) / 0.25
             y = torch.tensor([seen.index(label) for label in memory.labels[slots]])
-            optimiser.param_groups[0]["lr"] = rate
-            optimiser.zero_grad()
+            optimizer.param_groups[0]["lr"] = rate
+            optimizer.zero_grad()
             F.cross_entropy(net(x).logits[-1][:, seen], y).backward()
             square = sum(float((value.grad**2).sum()) for value in net.parameters() if value.grad is not None)
             for value in net.parameters():
                 if value.grad is not None:
                     value.grad *= min(1.0, method.max_norm / (math.sqrt(square) + 1e-6))
-            optimiser.step()
+            optimizer.step()
     return net
 
 

@@ -267,14 +267,14 @@ def test_as_the_program_does_the_head_stays_from_the_second_task_on() -> None:
 
 def test_as_the_program_does_outputs_of_new_classes_are_those_just_drawn() -> None:
     """Weight decay, which moves unmet outputs before their task, has not touched them when it begins; resuming keeps them."""
-    engine, stream = toy_engine("gsa(reference=True)", taps=2, optimiser="adam(lr=0.01, weight_decay=0.01)"), toy_stream()
+    engine, stream = toy_engine("gsa(reference=True)", taps=2, optimizer="adam(lr=0.01, weight_decay=0.01)"), toy_stream()
     drawn = engine.net.classifier.weight.detach().clone()
     feed(engine, stream, until=STEPS_PER_TASK)
     first = list(engine.progress.seen)
     rest = [c for c in range(6) if c not in first]
     trained = engine.net.classifier.weight.detach().clone()
     assert not torch.isclose(trained[..., rest], drawn[..., rest], rtol=1e-2).any()
-    state, other = engine.state_dict(), toy_engine("gsa(reference=True)", taps=2, optimiser="adam(lr=0.01, weight_decay=0.01)")
+    state, other = engine.state_dict(), toy_engine("gsa(reference=True)", taps=2, optimizer="adam(lr=0.01, weight_decay=0.01)")
     other.method.fresh = {name: torch.zeros_like(value) for name, value in other.method.fresh.items()}
     other.load_state_dict(state)
     for one in (engine, other):

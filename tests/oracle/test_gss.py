@@ -111,7 +111,7 @@ def test_memory_stays_within_bounds() -> None:
 
 
 def test_update_leaves_the_learner_alone() -> None:
-    """Parameters, statistics, the optimiser, gradients, mode and torch's random state; only memory changes."""
+    """Parameters, statistics, the optimizer, gradients, mode and torch's random state; only memory changes."""
     engine, _ = prepared(SMALL.format(1.1))
 
     def look() -> dict:

@@ -129,16 +129,16 @@ def test_a_row_without_direction_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    "optimiser", ["sgd(lr=0.1, momentum=0.9, weight_decay=0.1)", "adam(lr=0.1, weight_decay=0.1)", "adamw(lr=0.1)"]
+    "optimizer", ["sgd(lr=0.1, momentum=0.9, weight_decay=0.1)", "adam(lr=0.1, weight_decay=0.1)", "adamw(lr=0.1)"]
 )
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
-def test_held_rows_stay_to_the_bit_and_others_move_as_ever(optimiser: str, kind: str) -> None:
+def test_held_rows_stay_to_the_bit_and_others_move_as_ever(optimizer: str, kind: str) -> None:
     def trained(moving: Tensor | None) -> StackedLinear:
         with rng.torch_seed(0, "head"):
             head = StackedLinear(LAYERS, WIDTH, CLASSES).double()
         if kind == "cosine":
             head = CosineHead(head, 1.0, 1e-12, learned=True)
-        held, steps = HeldRows(head), optim.build(optimiser, [(1.0, list(head.parameters()))])
+        held, steps = HeldRows(head), optim.build(optimizer, [(1.0, list(head.parameters()))])
         for step in range(4):
             steps.zero_grad()
             loss = (head.weight * noise(LAYERS, WIDTH, CLASSES, seed=step)).sum()
@@ -259,16 +259,16 @@ class Slower(ER):
 
 
 def test_the_learning_rate_follows_the_method() -> None:
-    stream, slower, halved = toy_stream(), toy_engine("er()", optimiser="sgd(lr=0.2)"), toy_engine("er()", optimiser="sgd(lr=0.2)")
+    stream, slower, halved = toy_stream(), toy_engine("er()", optimizer="sgd(lr=0.2)"), toy_engine("er()", optimizer="sgd(lr=0.2)")
     slower.method.__class__ = Slower
     for engine in (slower, halved):
         feed(engine, stream, until=6)
     halved.full_rates = [0.1]
     for engine in (slower, halved):
         feed(engine, stream, until=9)
-    assert [group["lr"] for group in slower.optimiser.param_groups] == [0.1]
+    assert [group["lr"] for group in slower.optimizer.param_groups] == [0.1]
     assert_same(slower.net.state_dict(), halved.net.state_dict(), "half the rate in the second task")
-    restored = toy_engine("er()", optimiser="sgd(lr=0.2)")
+    restored = toy_engine("er()", optimizer="sgd(lr=0.2)")
     restored.method.__class__ = Slower
     restored.load_state_dict(slower.state_dict())
     for engine in (slower, restored):

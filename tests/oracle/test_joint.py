@@ -53,14 +53,14 @@ def make_engine(
     memory: int = 0,
     classes: int = 4,
     augmentation: str = "tau",
-    optimiser: str = "adam(lr=0.001, weight_decay=0.0001)",
+    optimizer: str = "adam(lr=0.001, weight_decay=0.0001)",
     net: str = "mlp(width=12)",
     seed: int = 0,
 ) -> Engine:
     method = parse_method(method) if isinstance(method, str) else method
     with rng.torch_seed(0, "net"):
         tapped = nets.build(net, SHAPE, classes, PIXELS, taps=1)
-    return Engine(method, tapped, Memories(memory, SHAPE), augmentation=augmentation, optimiser=optimiser, seed=seed)
+    return Engine(method, tapped, Memories(memory, SHAPE), augmentation=augmentation, optimizer=optimizer, seed=seed)
 
 
 def run(engine: Engine, stream: Stream) -> list[Outcome]:
@@ -140,7 +140,7 @@ def test_fine_tuning_forgets_replay_less_and_joint_training_not() -> None:
     data, found = blobs(40), []
     for method in ("sgd", "er(n_recall=20)", "joint(n_recall=20)"):
         net = "mlp(width=32, depth=1)"
-        engine = make_engine(method, memory=40, augmentation="none", optimiser="sgd(lr=0.1)", net=net)
+        engine = make_engine(method, memory=40, augmentation="none", optimizer="sgd(lr=0.1)", net=net)
         run(engine, engine.method.stream(split(data, 2, tasks=2, batch=10)))
         found.append(np.array(accuracies(engine, data)))
     tuned, replay, joint = found
@@ -163,7 +163,7 @@ class SpyER(ER):
 
 def after_one_replay(reduction: str, b: int, recalled: int) -> Engine:
     """An engine that stored one batch and then learned from a second one, with its gradients still there."""
-    engine = make_engine(SpyER(recalled, reduction), memory=50, augmentation="none", optimiser="sgd(lr=0.0)")
+    engine = make_engine(SpyER(recalled, reduction), memory=50, augmentation="none", optimizer="sgd(lr=0.0)")
     data = noise(40, 4)
     for rows in (slice(0, 20), slice(20, 20 + b)):
         engine.learn(StreamBatch(data.train_x[rows], data.train_y[rows]))
@@ -227,7 +227,7 @@ def test_a_batch_does_not_replay_itself() -> None:
 
 
 def test_memory_content_depends_on_the_seed_alone() -> None:
-    """Not on the method, the number of images replayed, the net or the optimiser: comparisons are paired."""
+    """Not on the method, the number of images replayed, the net or the optimizer: comparisons are paired."""
     stream = split(noise(40, 4), 0, tasks=2, batch=10)
 
     def content(expression: str, seed: int = 0, **options: str) -> Tensor:
@@ -238,7 +238,7 @@ def test_memory_content_depends_on_the_seed_alone() -> None:
     first = content("er(n_recall=3)")
     assert torch.equal(first, content("er(n_recall=10, reduction='sum_of_means')"))
     assert torch.equal(first, content("mose(n_recall=6)"))
-    assert torch.equal(first, content("grace(er(n_recall=1))", optimiser="sgd(lr=0.5)", net="mlp(width=3)"))
+    assert torch.equal(first, content("grace(er(n_recall=1))", optimizer="sgd(lr=0.5)", net="mlp(width=3)"))
     assert not torch.equal(first, content("er(n_recall=3)", seed=1))
 
 

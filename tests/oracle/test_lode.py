@@ -117,7 +117,7 @@ def test_seen_only_leaves_out_future_classes() -> None:
 
 
 def trained(method: str, until: int, memory: int = 12, net: str = TOY_NET) -> Engine:
-    engine = toy_engine(method, memory=memory, optimiser="sgd(lr=0.05)", net=net)
+    engine = toy_engine(method, memory=memory, optimizer="sgd(lr=0.05)", net=net)
     feed(engine, toy_stream(), until)
     return engine
 

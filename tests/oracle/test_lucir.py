@@ -47,7 +47,7 @@ def slow_table(
 @pytest.mark.parametrize("taps", [1, 3])
 def test_table(taps: int) -> None:
     """Two old and three new classes, one not met: sums over seen classes, λ with old over new, the two nearest of three."""
-    engine = toy_engine("lucir()", memory=100, taps=taps, optimiser=DECAYING)
+    engine = toy_engine("lucir()", memory=100, taps=taps, optimizer=DECAYING)
     teach(engine, FIRST, 0)
     engine.end_task()
     then = frozen_copy(engine.net)
@@ -227,10 +227,10 @@ def test_current_images_in_memory_count_as_new() -> None:
 # Rows.
 
 
-@pytest.mark.parametrize("optimiser", [DECAYING, "adam(lr=0.01, weight_decay=0.01)", "adamw(lr=0.01)"])
+@pytest.mark.parametrize("optimizer", [DECAYING, "adam(lr=0.01, weight_decay=0.01)", "adamw(lr=0.01)"])
 @pytest.mark.parametrize("taps", [1, 2])
-def test_old_rows_and_those_of_classes_not_met_stay_to_the_bit(optimiser: str, taps: int) -> None:
-    engine = toy_engine("lucir()", memory=100, taps=taps, optimiser=optimiser)
+def test_old_rows_and_those_of_classes_not_met_stay_to_the_bit(optimizer: str, taps: int) -> None:
+    engine = toy_engine("lucir()", memory=100, taps=taps, optimizer=optimizer)
     head = engine.net.classifier
     start = head.weight.detach().clone()
     teach(engine, FIRST, 0)
@@ -265,7 +265,7 @@ def mean_directions(engine: Engine, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("taps", [1, 3])
 def test_rows_are_imprinted_when_a_class_comes_first(taps: int) -> None:
     """From the batch's images as they are, before the step; as long as old rows are on average."""
-    engine = toy_engine("lucir()", memory=100, taps=taps, optimiser=DECAYING)
+    engine = toy_engine("lucir()", memory=100, taps=taps, optimizer=DECAYING)
     teach(engine, FIRST, 0)
     engine.end_task()
     head = engine.net.classifier
@@ -300,7 +300,7 @@ def note_imprints(engine: Engine) -> list[tuple[int, set[int]]]:
 
 def test_rows_are_imprinted_once() -> None:
     """Not in the first task, not in later batches or iterations on the same one; a class that comes back keeps its row."""
-    engine = toy_engine("lucir(mem_iters=2)", memory=100, optimiser=DECAYING)
+    engine = toy_engine("lucir(mem_iters=2)", memory=100, optimizer=DECAYING)
     imprints = note_imprints(engine)
     teach(engine, FIRST, 0)
     teach(engine, (3, 0), 1)
@@ -318,7 +318,7 @@ def test_without_imprinting_rows_start_random() -> None:
 
 
 def test_a_class_that_comes_back_is_new_again() -> None:
-    engine = toy_engine("lucir()", memory=100, optimiser=DECAYING)
+    engine = toy_engine("lucir()", memory=100, optimizer=DECAYING)
     teach(engine, FIRST, 0)
     engine.end_task()
     before = engine.net.classifier.weight.detach().clone()

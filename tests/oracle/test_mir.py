@@ -61,8 +61,8 @@ def test_scores(taps: int, mode: str) -> None:
     np.testing.assert_allclose(found.tolist(), expected, rtol=1e-3, atol=1e-5)
 
 
-def test_the_look_ahead_uses_the_step_s_own_images_and_the_optimiser_s_rate() -> None:
-    engine, stream = prepared(SMALL.format(""), optimiser="sgd(lr=0.2)")
+def test_the_look_ahead_uses_the_step_s_own_images_and_the_optimizer_s_rate() -> None:
+    engine, stream = prepared(SMALL.format(""), optimizer="sgd(lr=0.2)")
     batch, _ = next_batch(engine, stream)
     new = incoming(engine, stream)
     slots = np.sort(engine.memories.replay.draw(9, engine.rng("plan")))
@@ -73,10 +73,10 @@ def test_the_look_ahead_uses_the_step_s_own_images_and_the_optimiser_s_rate() ->
     assert set(engine.plan(new, 0)["replay"].slots) == set(best)
 
 
-@pytest.mark.parametrize(("optimiser", "rate"), [("sgd(lr=0.02)", 0.02), ("adam(lr=0.001)", 0.1)])
-def test_rate_of_the_look_ahead(optimiser: str, rate: float) -> None:
+@pytest.mark.parametrize(("optimizer", "rate"), [("sgd(lr=0.02)", 0.02), ("adam(lr=0.001)", 0.1)])
+def test_rate_of_the_look_ahead(optimizer: str, rate: float) -> None:
     seen = []
-    engine, stream = prepared(SMALL.format(""), optimiser=optimiser)
+    engine, stream = prepared(SMALL.format(""), optimizer=optimizer)
     losses = engine.method.losses_around_the_step
 
     def watched(new: StreamBatch, *rest):
@@ -156,7 +156,7 @@ def test_scoring_moves_nothing_and_the_virtual_weights_are_forgotten() -> None:
 
 def test_interference_is_found() -> None:
     """Memory holds half images of a class that looks like the stream's and half of one that does not; the first are replayed."""
-    engine = toy_engine("mir(n_recall=10, n_candidates=40, virtual_lr=0.5)", memory=40, net=PLAIN_NET, optimiser="sgd(lr=0.1)")
+    engine = toy_engine("mir(n_recall=10, n_candidates=40, virtual_lr=0.5)", memory=40, net=PLAIN_NET, optimizer="sgd(lr=0.1)")
     generator = np.random.default_rng(0)
     shared, other = (generator.integers(0, 256, (1, 8, 8)) for _ in range(2))
 

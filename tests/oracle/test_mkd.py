@@ -60,7 +60,7 @@ def test_the_teacher_sees_the_steps_images_with_the_batchs_statistics() -> None:
 
 
 def follow(engine: Engine) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """The net's and the teacher's weights after each optimiser step from now on."""
+    """The net's and the teacher's weights after each optimizer step from now on."""
     seen: list[tuple[list[Tensor], list[Tensor]]] = []
     after = engine.method.after_step
 

@@ -88,14 +88,14 @@ def test_as_many_steps_as_updates_and_the_inner_methods_repeats() -> None:
     engine = toy_engine("multi_update(er(n_recall=8, mem_iters=2), updates=4)")
     assert engine.method.repeats == 8
     steps = 0
-    step = engine.optimiser.step
+    step = engine.optimizer.step
 
     def count(*args: Any, **options: Any) -> Any:
         nonlocal steps
         steps += 1
         return step(*args, **options)
 
-    engine.optimiser.step = count  # type: ignore[method-assign]
+    engine.optimizer.step = count  # type: ignore[method-assign]
     feed(engine, toy_stream(batch=6), until=1)
     assert steps == 8
 

@@ -28,9 +28,9 @@ EASY = "mean_below=100.0, variance_below=100.0"
 """thresholds below which every loss of these tests lies: a full window is a plateau as soon as a peak allows it"""
 
 
-def build(method: str, taps: int | None = None, memory: int = 12, net: str = VIT, optimiser: str = "adam(lr=0.001)") -> Engine:
+def build(method: str, taps: int | None = None, memory: int = 12, net: str = VIT, optimizer: str = "adam(lr=0.001)") -> Engine:
     """Without augmentation, so that a slow program sees the same images."""
-    recipe = Recipe(method=method, net=net, memory=memory, taps=taps, augment="none", optimiser=optimiser, device="cpu")
+    recipe = Recipe(method=method, net=net, memory=memory, taps=taps, augment="none", optimizer=optimizer, device="cpu")
     return recipe.build(TOY_SHAPE, 6, (0.5,), (0.25,))
 
 
@@ -153,7 +153,7 @@ def test_every_step_is_that_of_the_slow_program(taps: int) -> None:
 def test_with_no_hard_batches_it_fine_tunes_adapters() -> None:
     """λ and the detector have no part in it then: the steps are those of sgd() on vit(lora=4) with its Adam."""
     one = build(f"online_lora(n_hard=0, lr=0.002, {EASY})", taps=1)
-    two = build("sgd()", taps=1, net=VIT.replace("heads=2", "heads=2, lora=4"), optimiser="adam(lr=0.002)")
+    two = build("sgd()", taps=1, net=VIT.replace("heads=2", "heads=2, lora=4"), optimizer="adam(lr=0.002)")
     two.net.load_state_dict(one.net.state_dict())
     for engine in (one, two):
         feed(engine, toy_stream())

@@ -138,7 +138,7 @@ def longer() -> Stream:
 
 
 def run(method: str, until: int = 9) -> Engine:
-    engine = toy_engine(method, memory=100, optimiser="sgd(lr=0.1)")
+    engine = toy_engine(method, memory=100, optimizer="sgd(lr=0.1)")
     feed(engine, longer(), until=until)
     return engine
 
@@ -164,8 +164,8 @@ def test_a_step_is_two_views_of_memory_and_of_the_stream() -> None:
 
 
 def test_with_an_empty_memory_nothing_moves() -> None:
-    engine = toy_engine("pcr()", optimiser="sgd(lr=0.1)")
-    before = {part: dict(flatten(engine.state_dict()[part])) for part in ("net", "optimiser")}
+    engine = toy_engine("pcr()", optimizer="sgd(lr=0.1)")
+    before = {part: dict(flatten(engine.state_dict()[part])) for part in ("net", "optimizer")}
     assert feed(engine, longer(), until=1) == [None]
     for part, state in before.items():
         assert_same(dict(flatten(engine.state_dict()[part])), state, part)

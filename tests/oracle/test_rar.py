@@ -28,7 +28,7 @@ def test_rar_alone_is_around_replay() -> None:
 def test_one_iteration_without_augmentation_is_replay_in_one_forward() -> None:
     """Without BatchNorm it makes no difference how many forwards there are."""
     one, two = (
-        toy_engine(method, optimiser=SGD, net=PLAIN)
+        toy_engine(method, optimizer=SGD, net=PLAIN)
         for method in ("rar(er(reduction='sum_of_means', n_recall=5), iterations=1, operations=0)", "er(5, 'sum_of_means')")
     )
     two.augmentation = ()
@@ -40,7 +40,7 @@ def test_one_iteration_without_augmentation_is_replay_in_one_forward() -> None:
 
 def test_the_run_s_augmentation_can_stay() -> None:
     one, two = (
-        toy_engine(method, optimiser=SGD, net=PLAIN)
+        toy_engine(method, optimizer=SGD, net=PLAIN)
         for method in ("rar(er(n_recall=5), iterations=3, augmentation='run')", "er(5, mem_iters=3)")
     )
     for engine in (one, two):
@@ -50,7 +50,7 @@ def test_the_run_s_augmentation_can_stay() -> None:
 
 def test_steps_against_a_plain_loop() -> None:
     """K steps of SGD on the sum of two means over one concatenation, with BatchNorm, from the images that the engine assembled."""
-    engine = toy_engine("rar(iterations=4)", optimiser=SGD)
+    engine = toy_engine("rar(iterations=4)", optimizer=SGD)
     feed(engine, toy_stream(), until=6)
     copy = toy_engine("rar(iterations=4)")
     copy.load_state_dict(engine.state_dict())

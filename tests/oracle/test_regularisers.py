@@ -92,7 +92,7 @@ def test_it_pulls(name: str) -> None:
     options = ", refresh=2" if name == "ewc_pp" else ""
     strength, far = 0.0, []
     for _ in range(2):
-        engine = after_first_task(f"{name}(strength={strength}{options})", optimiser="sgd(lr=0.01)", net="mlp(width=12, depth=2)")
+        engine = after_first_task(f"{name}(strength={strength}{options})", optimizer="sgd(lr=0.01)", net="mlp(width=12, depth=2)")
         method = right(engine)
         anchor, importance = method.anchor.clone(), method.importance.clone()
         strength = 20 / importance.max().item()  # as strong as steps of this size bear
@@ -134,7 +134,7 @@ def test_gradients_seen_after_backward_are_those_of_the_data_alone() -> None:
         parameter.grad = None
     loss.backward()
     torch.testing.assert_close(seen["gradient"], method.flat.gradient(), rtol=1e-5, atol=1e-7)
-    assert not torch.allclose(applied, seen["gradient"], rtol=1e-2), "the optimiser never saw the penalty"
+    assert not torch.allclose(applied, seen["gradient"], rtol=1e-2), "the optimizer never saw the penalty"
 
 
 @pytest.mark.parametrize("name", PENALTIES)
@@ -335,7 +335,7 @@ def test_normalised_fisher_spans_zero_to_one() -> None:
 
 def test_path_integral_is_the_drop_of_the_loss() -> None:
     """Full batch, small steps: Σ ω is within 5 % of what the loss lost along the path."""
-    engine = toy_engine("si()", net="mlp(width=8, depth=1)", optimiser="sgd(lr=0.002)")
+    engine = toy_engine("si()", net="mlp(width=8, depth=1)", optimizer="sgd(lr=0.002)")
     data = toy_stream().data
     rows = np.flatnonzero(data.train_y < 2)
     x = data.train_x[torch.from_numpy(rows)]

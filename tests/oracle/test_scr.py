@@ -160,7 +160,7 @@ def test_projector(projector: str) -> None:
 
 def test_with_an_empty_memory_nothing_moves() -> None:
     engine = toy_engine("scr()")
-    before = {part: dict(flatten(engine.state_dict()[part])) for part in ("net", "optimiser")}
+    before = {part: dict(flatten(engine.state_dict()[part])) for part in ("net", "optimizer")}
     assert feed(engine, longer(), until=1) == [None]
     for part, state in before.items():
         assert_same(dict(flatten(engine.state_dict()[part])), state, part)
@@ -219,7 +219,7 @@ def test_review_is_a_pass_over_memory_in_whole_batches() -> None:
 
 def reviewed(monkeypatch: pytest.MonkeyPatch, scale: float, review: bool) -> TappedNet:
     monkeypatch.setattr(scr, "REVIEW_SCALE", scale)
-    engine = toy_engine(f"scr(review={review}, n_recall=30)", memory=60, optimiser="sgd(lr=0.1)", net=PLAIN)
+    engine = toy_engine(f"scr(review={review}, n_recall=30)", memory=60, optimizer="sgd(lr=0.1)", net=PLAIN)
     feed(engine, longer(), until=8)
     engine.end_task()
     return engine.net
@@ -234,7 +234,7 @@ def test_review_with_gradients_of_nothing_is_no_review(monkeypatch: pytest.Monke
 
 def test_a_review_step_is_a_tenth_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one batch of review: weights move by lr · 0.1 · the gradient of the contrast on that batch."""
-    engine = toy_engine("scr(review=True, n_recall=60)", memory=60, optimiser="sgd(lr=0.1)", net=PLAIN)
+    engine = toy_engine("scr(review=True, n_recall=60)", memory=60, optimizer="sgd(lr=0.1)", net=PLAIN)
     feed(engine, longer(), until=8)
     before = {name: value.detach().clone() for name, value in engine.net.named_parameters()}
     seen: list[Batch] = []

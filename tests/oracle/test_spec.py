@@ -295,7 +295,7 @@ def engine(method: Method, taps: int = 2) -> Engine:
     pixels = Pixels((0.5,), (0.25,))
     with rng.torch_seed(0, "net"):
         net = nets.build("mlp(width=6, depth=2)", (1, 2, 2), 4, pixels, taps)
-    return Engine(method, net, Memories(10, (1, 2, 2)), augmentation="none", optimiser="sgd(lr=0.1)")
+    return Engine(method, net, Memories(10, (1, 2, 2)), augmentation="none", optimizer="sgd(lr=0.1)")
 
 
 def learn(learner: Engine, steps: int = 3) -> list[LossTable]:

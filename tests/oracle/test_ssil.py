@@ -317,11 +317,11 @@ def test_several_epochs_store_once() -> None:
 
 def test_decay_is_a_lower_rate() -> None:
     """In task t the rate divided by t + 1, through the engine; in the first task nothing changes."""
-    engines = [toy_engine(f"ssil(n_recall=8{option})", memory=60, optimiser="sgd(lr=0.06)") for option in ("", ", decay_rate=True")]
+    engines = [toy_engine(f"ssil(n_recall=8{option})", memory=60, optimizer="sgd(lr=0.06)") for option in ("", ", decay_rate=True")]
     for task in range(3):
         for engine in engines:
             feed(engine, stream(), until=task * PER_TASK + 2)
-        assert [engine.optimiser.param_groups[0]["lr"] for engine in engines] == pytest.approx([0.06, 0.06 / (task + 1)])
+        assert [engine.optimizer.param_groups[0]["lr"] for engine in engines] == pytest.approx([0.06, 0.06 / (task + 1)])
         same = torch.equal(engines[0].net.classifier.weight, engines[1].net.classifier.weight)
         assert same == (task == 0)
 

@@ -424,10 +424,10 @@ def test_the_model_s_own_head_is_neither_run_nor_trained() -> None:
     runs: list[int] = []
     model.late_norm.register_forward_hook(lambda *call: runs.append(1))
     fc = model.fc.weight.detach().clone()
-    optimiser = torch.optim.Adam(net.parameters(), lr=0.1, weight_decay=0.1)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1, weight_decay=0.1)
     out = net(torch.randn(4, 3, 32, 32))
     (out.logits.square().sum() + out.embedding.square().sum()).backward()
-    optimiser.step()
+    optimizer.step()
     assert not runs
     assert (model.late_norm.running_mean == 0).all()
     assert torch.equal(model.fc.weight, fc)
@@ -591,10 +591,10 @@ def test_taps_of_a_registered_net_count_from_the_last() -> None:
 def test_a_frozen_trunk_keeps_its_readers_and_heads_learning() -> None:
     net = build("my_cnn(freeze=True)", (3, 32, 32), 4, None)
     before = copy.deepcopy(net.backbone.model.state_dict())
-    optimiser = torch.optim.SGD([value for _, group in net.parameter_groups() for value in group], lr=0.1)
+    optimizer = torch.optim.SGD([value for _, group in net.parameter_groups() for value in group], lr=0.1)
     net.train()
     net(torch.randn(3, 3, 32, 32)).logits.square().sum().backward()
-    optimiser.step()
+    optimizer.step()
     assert all(torch.equal(value, before[name]) for name, value in net.backbone.model.state_dict().items())
     assert all(value.grad is not None for value in net.backbone.readers.parameters())
 

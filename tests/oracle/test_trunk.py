@@ -77,7 +77,7 @@ def test_a_frozen_trunk_keeps_weights_and_statistics_and_everything_else_learns(
     learning = {name for name, value in before.items() if not is_trunk(name) and value.is_floating_point()}
     assert {name for name in learning if not name.startswith("backbone.")} <= changed
     assert {name for name in learning if name.endswith(("running_mean", "running_var"))} <= changed
-    given = [parameter for group in engine.optimiser.param_groups for parameter in group["params"]]
+    given = [parameter for group in engine.optimizer.param_groups for parameter in group["params"]]
     assert named(engine.net, given) == {name for name, _ in engine.net.named_parameters() if not is_trunk(name)}
     assert all(parameter.grad is None for parameter in engine.net.backbone.trunk_parameters())
     # The same net without the option learns everywhere.
@@ -250,7 +250,7 @@ def test_the_trunk_moves_by_its_factor(net: str) -> None:
     """One step of plain SGD from the same start: w - factor · lr · gradient in the trunk, w - lr · gradient elsewhere."""
     states = []
     for option in (")", ", trunk_lr=0.25)"):
-        engine = toy_engine("mose()", net=net + option, taps=4, optimiser="sgd(lr=0.5)")
+        engine = toy_engine("mose()", net=net + option, taps=4, optimizer="sgd(lr=0.5)")
         stream = toy_stream()
         for step in range(3):  # the first only fills the memory
             batch = stream.batch(step)
@@ -269,7 +269,7 @@ def test_the_trunk_moves_by_its_factor(net: str) -> None:
         torch.testing.assert_close(after[name], start[name] - rate * gradient, rtol=1e-6, atol=1e-7, msg=name)
 
 
-def test_groups_of_the_optimiser() -> None:
+def test_groups_of_the_optimizer() -> None:
     one, two = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))
     for expression, rate in (("adam(lr=0.01)", 0.01), ("adamw", 1e-3), ("sgd(lr=2)", 2.0)):
         groups = optim.build(expression, [(0.5, [one]), (1.0, [two])]).param_groups
@@ -289,30 +289,30 @@ def test_groups_of_the_optimiser() -> None:
         ("sgd(lr=0.1, momentum=0.9)", lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.0, fused=True)),
     ],
 )
-def test_one_group_is_the_plain_optimiser(expression: str, make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> None:
+def test_one_group_is_the_plain_optimizer(expression: str, make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> None:
     ours, theirs = build("mlp(width=5)"), build("mlp(width=5)")
     assert [factor for factor, _ in ours.parameter_groups()] == [1.0]
     assert [id(p) for p in ours.parameter_groups()[0][1]] == [id(p) for p in ours.parameters()]
-    optimisers = optim.build(expression, ours.parameter_groups()), make(list(theirs.parameters()))
+    optimizers = optim.build(expression, ours.parameter_groups()), make(list(theirs.parameters()))
     for step in range(4):
-        for net, optimiser in zip((ours, theirs), optimisers, strict=True):
-            optimiser.zero_grad()
+        for net, optimizer in zip((ours, theirs), optimizers, strict=True):
+            optimizer.zero_grad()
             x = torch.randn(6, *TOY_SHAPE, generator=torch.Generator().manual_seed(step))
             net(x).logits.square().sum().backward()
-            optimiser.step()
+            optimizer.step()
     assert_same(ours.state_dict(), theirs.state_dict(), "the net")
-    assert_same(optimisers[0].state_dict(), optimisers[1].state_dict(), "the optimiser")
+    assert_same(optimizers[0].state_dict(), optimizers[1].state_dict(), "the optimizer")
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class OwnOptimiser(ER):
-    def optimiser(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+class OwnOptimizer(ER):
+    def optimizer(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
         self.given = params
         return torch.optim.SGD(params, lr=0.1)
 
 
-def test_a_method_s_own_optimiser_gets_what_learns() -> None:
-    net, method = build("resnet18(width=2, freeze=True)"), OwnOptimiser()
+def test_a_method_s_own_optimizer_gets_what_learns() -> None:
+    net, method = build("resnet18(width=2, freeze=True)"), OwnOptimizer()
     engine = Engine(method, net, Memories(4, TOY_SHAPE))
     assert named(net, method.given) == {name for name, _ in net.named_parameters() if not is_trunk(name)}
     engine.learn(StreamBatch(torch.zeros(2, *TOY_SHAPE, dtype=torch.uint8), np.array([0, 1])))

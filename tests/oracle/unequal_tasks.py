@@ -35,9 +35,9 @@ def teach(engine: Engine, classes: tuple[int, ...], task: int, steps: int = 4) -
     return found
 
 
-def second_task(method: str, optimiser: str = DECAYING, **options: Any) -> Engine:
+def second_task(method: str, optimizer: str = DECAYING, **options: Any) -> Engine:
     """In the middle of the second task."""
-    engine = toy_engine(method, memory=100, optimiser=optimiser, **options)
+    engine = toy_engine(method, memory=100, optimizer=optimizer, **options)
     teach(engine, FIRST, 0)
     engine.end_task()
     teach(engine, SECOND, 1)

@@ -7,7 +7,7 @@ lists entries for each method::
 
     [[er]]
     memory = [1000, 2000, 5000]
-    optimiser = "sgd(lr=0.1)"
+    optimizer = "sgd(lr=0.1)"
     augment = "none"
     n_recall = 10
     source = "..."
@@ -15,7 +15,7 @@ lists entries for each method::
 An entry holds for the streams and the sizes of the memory that it lists, or for all if it lists none; a size that no entry lists
 gets the entry that lists the nearest one. What the user writes comes before the file, the file before the built-in defaults. Every
 method in an expression takes its own hyperparameters from its own entry; what a wrapper says of the method inside it counts as
-written. A run has one optimiser and one augmentation: that of the outermost method whose entry names one, so grace(er()) trains as
+written. A run has one optimizer and one augmentation: that of the outermost method whose entry names one, so grace(er()) trains as
 er() does, and of a sum the learner on the left decides. On a stream that a file is not about it changes nothing.
 """
 
@@ -44,7 +44,7 @@ DEFAULT = "grace-paper"
 """the set that a run takes unless it says otherwise: every method in the frame of the paper's own system, hence on equal terms"""
 NONE = "none"
 """leaves the built-in values alone"""
-SETTINGS = ("optimiser", "augment")
+SETTINGS = ("optimizer", "augment")
 """what an entry may say about the run"""
 ABOUT = ("streams", "memory", "source")
 """what an entry says about itself"""
@@ -57,7 +57,7 @@ class Resolved:
     """A method's expression and the run's settings, with everything filled in that a set knows; None is for the built-in."""
 
     method: str
-    optimiser: str | None
+    optimizer: str | None
     augment: str | None
     taken: str = ""
     """which values came from which set, in a line; nothing where no set was asked for and none is about the stream"""
@@ -129,19 +129,19 @@ class Benchmark:
 
 
 def resolve(
-    method: str, stream: str, memory: int, optimiser: str | None = None, augment: str | None = None, defaults: str = DEFAULT
+    method: str, stream: str, memory: int, optimizer: str | None = None, augment: str | None = None, defaults: str = DEFAULT
 ) -> Resolved:
     """Fills in what the expression of a method and the settings of its run leave open; None is a setting not given."""
     if defaults == NONE:
-        return Resolved(method, optimiser, augment)
+        return Resolved(method, optimizer, augment)
     name = stream_name(stream)
     if (benchmark := read(defaults).on(name, memory)) is None:
-        return Resolved(method, optimiser, augment, "" if defaults == DEFAULT else f"defaults {defaults}: nothing for {name}")
+        return Resolved(method, optimizer, augment, "" if defaults == DEFAULT else f"defaults {defaults}: nothing for {name}")
     learner: Method = spec.build_method(_filled(spec.read_method(method), benchmark))
-    settings = {"optimiser": optimiser, "augment": augment}
+    settings = {"optimizer": optimizer, "augment": augment}
     for setting, given in settings.items():
         settings[setting] = benchmark.setting(setting, learner) if given is None else given
-    return Resolved(repr(learner), settings["optimiser"], settings["augment"], str(benchmark))
+    return Resolved(repr(learner), settings["optimizer"], settings["augment"], str(benchmark))
 
 
 def stream_name(expression: str) -> str:

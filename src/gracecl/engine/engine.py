@@ -1,7 +1,7 @@
 """One learner's state and what it does with one batch of the stream. The trainer and the embeddable learner both drive this.
 
 plan: which images, by block  →  gather (bytes)  →  views, augmented on the device  →  net, one forward per group
-    →  losses {role/part: [L]}  →  backward, optimiser  →  after_step  →  store
+    →  losses {role/part: [L]}  →  backward, optimizer  →  after_step  →  store
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Outcome:
 
 
 class Engine:
-    """A method, its net, its memories and its optimiser, at some step."""
+    """A method, its net, its memories and its optimizer, at some step."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Engine:
         *,
         seed: int = 0,
         augmentation: str = "tau",
-        optimiser: str = optim.DEFAULT,
+        optimizer: str = optim.DEFAULT,
         precision: Precision = "fp32",
     ) -> None:
         self.method, self.net, self.memories, self.seed = method, net, memories, seed
@@ -59,10 +59,10 @@ class Engine:
             method.attach(net, memories)
         groups = net.parameter_groups()
         params = [parameter for _, members in groups for parameter in members]
-        self.optimiser = method.optimiser(params) or optim.build(optimiser, groups)
-        self.full_rates = [group["lr"] for group in self.optimiser.param_groups]
+        self.optimizer = method.optimizer(params) or optim.build(optimizer, groups)
+        self.full_rates = [group["lr"] for group in self.optimizer.param_groups]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
-        self.update = Update(method, net, params, self.optimiser, self.scaler, precision)
+        self.update = Update(method, net, params, self.optimizer, self.scaler, precision)
         self.progress = Progress()
         self.images_seen = 0
         self.task_open = False
@@ -141,7 +141,7 @@ class Engine:
     @property
     def learning_rate(self) -> float | None:
         """Of this step, where the optimizer is gradient descent without adaptive scaling."""
-        return self.optimiser.param_groups[-1]["lr"] if isinstance(self.optimiser, torch.optim.SGD) else None
+        return self.optimizer.param_groups[-1]["lr"] if isinstance(self.optimizer, torch.optim.SGD) else None
 
     def rng(self, purpose: str, repeat: int = 0) -> np.random.Generator:
         """The generator of a purpose at this step, the same whenever it is asked for."""
@@ -165,7 +165,7 @@ class Engine:
     def _set_rates(self) -> None:
         """The learning rates of this step."""
         part = self.method.rate(self.progress)
-        for group, full in zip(self.optimiser.param_groups, self.full_rates, strict=True):
+        for group, full in zip(self.optimizer.param_groups, self.full_rates, strict=True):
             group["lr"] = part * full
 
     def _nothing(self) -> StreamBatch:
@@ -233,7 +233,7 @@ class Engine:
             "images_seen": self.images_seen,
             "net": self.net.state_dict(),
             "method": self.method.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "memories": self.memories.state_dict(),
             "scaler": self.scaler.state_dict(),
         }
@@ -244,7 +244,7 @@ class Engine:
         self.task_open, self.images_seen, self.ready_at = state["task_open"], state["images_seen"], -1
         self.net.load_state_dict(state["net"])
         self.method.load_state_dict(state["method"])
-        optim.restore(self.optimiser, state["optimiser"])
+        optim.restore(self.optimizer, state["optimizer"])
         self.memories.load_state_dict(state["memories"])
         self.scaler.load_state_dict(state["scaler"])
         self.fit = None

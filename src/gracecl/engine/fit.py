@@ -27,7 +27,7 @@ class Fit:
     def __init__(
         self,
         net: TappedNet,
-        optimiser: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer,
         *,
         images: int,
         epochs: int,
@@ -35,12 +35,12 @@ class Fit:
         rate: Callable[[int], float] = lambda epoch: 1.0,
         max_norm: float = float("inf"),
     ) -> None:
-        """`rate` gives the part of the optimiser's learning rate that an epoch uses; gradients are cut to the norm `max_norm`."""
-        self.net, self.optimiser, self.images, self.batch = net, optimiser, images, batch
+        """`rate` gives the part of the optimizer's learning rate that an epoch uses; gradients are cut to the norm `max_norm`."""
+        self.net, self.optimizer, self.images, self.batch = net, optimizer, images, batch
         self.per_epoch = -(-images // batch)
         self.at, self.of = 0, epochs * self.per_epoch
         self.rate, self.max_norm = rate, max_norm
-        self._full_rates = [group["lr"] for group in optimiser.param_groups]
+        self._full_rates = [group["lr"] for group in optimizer.param_groups]
         net.train()
 
     def begin(self, seed: int, scaler: torch.amp.GradScaler) -> None:
@@ -69,13 +69,13 @@ class Fit:
     def step(self, table: LossTable) -> None:
         """One step of the optimizer on the losses of a batch, at the epoch's learning rate."""
         part = self.rate(self.at // self.per_epoch)
-        for group, full in zip(self.optimiser.param_groups, self._full_rates, strict=True):
+        for group, full in zip(self.optimizer.param_groups, self._full_rates, strict=True):
             group["lr"] = part * full
         params = list(self.net.parameters())
         objective = total(table)
         descend(
             params,
-            self.optimiser,
+            self.optimizer,
             self.scaler,
             lambda scale: objective.backward(scale),  # type: ignore[no-untyped-call]
             lambda: clip(params, self.max_norm),
@@ -86,14 +86,14 @@ class Fit:
         return {
             "at": self.at,
             "net": self.net.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.at = state["at"]
         self.net.load_state_dict(state["net"])
-        optim.restore(self.optimiser, state["optimiser"])
+        optim.restore(self.optimizer, state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
 
 

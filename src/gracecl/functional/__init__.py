@@ -1,1 +1,1 @@
-"""Pure functions: losses, augmentation, metrics, randomness as a function of the step, optimisers by name."""
+"""Pure functions: losses, augmentation, metrics, randomness as a function of the step, optimizers by name."""

@@ -1,4 +1,4 @@
-"""Optimisers by expression: `adam(lr=0.001, weight_decay=0.0001)`."""
+"""Optimizers by expression: `adam(lr=0.001, weight_decay=0.0001)`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT = "adam(lr=0.001, weight_decay=0.0001)"
 ParameterGroup = tuple[float, list[torch.nn.Parameter]]
 """a factor of the learning rate and the parameters it holds for"""
 Parameters = list[dict[str, Any]]
-"""as PyTorch's optimisers take them, in groups"""
+"""as PyTorch's optimizers take them, in groups"""
 
 
 def adam(
@@ -48,25 +48,25 @@ OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": adam, "ad
 
 
 def build(expression: str, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
-    """The optimiser that an expression names; each group learns at its factor times the expression's learning rate."""
+    """The optimizer that an expression names; each group learns at its factor times the expression's learning rate."""
     call = spec.parse_call(expression)
     name = normal(call.name)
     if name not in OPTIMISERS:
-        raise UserError(f"unknown optimiser '{call.name}'{nearest(call.name, OPTIMISERS)} (known: {', '.join(OPTIMISERS)})")
+        raise UserError(f"unknown optimizer '{call.name}'{nearest(call.name, OPTIMISERS)} (known: {', '.join(OPTIMISERS)})")
     try:
-        optimiser: torch.optim.Optimizer = spec.checked_call(OPTIMISERS[name], call, [{"params": params} for _, params in groups])
+        optimizer: torch.optim.Optimizer = spec.checked_call(OPTIMISERS[name], call, [{"params": params} for _, params in groups])
     except ValueError as error:
         raise UserError(f"{expression}: {error}") from None
-    for made, (factor, _) in zip(optimiser.param_groups, groups, strict=True):
+    for made, (factor, _) in zip(optimizer.param_groups, groups, strict=True):
         made["lr"] *= factor
-    return optimiser
+    return optimizer
 
 
-def restore(optimiser: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Loads an optimiser's state, its moments laid out as the parameters are."""
-    optimiser.load_state_dict(state)
-    for parameter, moments in optimiser.state.items():
+def restore(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Loads an optimizer's state, its moments laid out as the parameters are."""
+    optimizer.load_state_dict(state)
+    for parameter, moments in optimizer.state.items():
         for name, value in moments.items():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                # Fused optimisers walk through both in the order of their memory.
+                # Fused optimizers walk through both in the order of their memory.
                 moments[name] = torch.empty_like(parameter).copy_(value)

@@ -66,7 +66,7 @@ class GraceCallback(Callback):  # type: ignore[misc]
         self.feedback: Feedback | None = None
         self._restored: dict[str, Any] | None = None
         self._looked_back_at = 0
-        """optimiser steps there had been when α was last renewed"""
+        """optimizer steps there had been when α was last renewed"""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         net = find_exit(pl_module).net

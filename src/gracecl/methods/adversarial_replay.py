@@ -71,7 +71,7 @@ class AdversarialReplay(Method):
     mix: bool = False
     """whether the attacked images are mixed from two memory images each"""
     virtual_lr: float | None = None
-    """rate of the step that is looked ahead; None is the optimiser's for SGD, 0.1 for others, whose rates mean something else"""
+    """rate of the step that is looked ahead; None is the optimizer's for SGD, 0.1 for others, whose rates mean something else"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,7 +10,7 @@
 The memory is not trained on; it only vetoes the part of a step that would raise its loss. Its loss is therefore not a term of the
 objective but an observation, the row `log/reference`: wrappers leave it as it is (under GRACE the stream's cross-entropy is
 weighted and its entropy added, while the reference stays the memory's plain loss, summed over the layers), and penalties of other
-methods are added after the projection, as the optimiser's own weight decay and momentum are.
+methods are added after the projection, as the optimizer's own weight decay and momentum are.
 
 Differences from the paper: the softmax spans all classes (the paper's is restricted to each image's own task); memory is a
 reservoir of everything seen (the paper's has a fixed number of slots per class); images of the current task may be in the

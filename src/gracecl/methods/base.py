@@ -43,7 +43,7 @@ class Method:
     wants_taps: ClassVar[bool] = False
     """whether `taps = auto` should give it all tapped layers instead of the last alone"""
     repeats: ClassVar[int] = 1
-    """optimiser steps per stream batch; each plans anew, the batch is stored once"""
+    """optimizer steps per stream batch; each plans anew, the batch is stored once"""
     trains_on_stream: ClassVar[bool] = True
     """False where the stream is only stored and all training happens before evaluation, in a fit on a net of its own"""
     needs_attention: ClassVar[bool] = False
@@ -69,7 +69,7 @@ class Method:
         """A learner: itself, unless it is only an addition to one."""
         return self
 
-    # Once, before the optimiser is built.
+    # Once, before the optimizer is built.
 
     def stream(self, stream: Stream) -> Stream:
         """The stream it learns from: the one given, unless the method is a bound that sees everything."""
@@ -79,12 +79,12 @@ class Method:
         """Remembers the net; may add modules to it (`net.extra`) and reserve second stores out of the memory."""
         self.net = net
 
-    def optimiser(self, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
-        """Its own optimiser, or None for the run's."""
+    def optimizer(self, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
+        """Its own optimizer, or None for the run's."""
         return None
 
     def rate(self, progress: Progress) -> float:
-        """The part of the optimiser's learning rate that steps at this point of the stream use."""
+        """The part of the optimizer's learning rate that steps at this point of the stream use."""
         return 1.0
 
     # At task marks, on streams that have them.
@@ -93,7 +93,7 @@ class Method:
         """Before the first step of a task."""
 
     def closing_steps(self, memories: Memories, progress: Progress, rng: np.random.Generator) -> Iterable[dict[str, Selection]]:
-        """Plans of further optimiser steps, on memory alone, when a task ends and before `end_task`."""
+        """Plans of further optimizer steps, on memory alone, when a task ends and before `end_task`."""
         return ()
 
     def end_task(self, memories: Memories, progress: Progress) -> None:
@@ -132,7 +132,7 @@ class Method:
         """Sees (and may change) the gradients of the data terms; those of `penalty/…` rows are added after it."""
 
     def after_step(self, out: Taps, batch: Batch) -> None:
-        """Once per optimiser step."""
+        """Once per optimizer step."""
 
     def attributes(self, out: Taps, batch: Batch) -> dict[str, Tensor]:
         """What to store beside each image of the incoming batch, in its order."""
@@ -167,7 +167,7 @@ class Method:
         """`{family: scores [L, B, C]}`; higher is better. Unseen classes are ruled out by the caller."""
         return {"linear": out.logits}
 
-    # What a checkpoint must hold beyond the net, the optimiser and the memories.
+    # What a checkpoint must hold beyond the net, the optimizer and the memories.
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -234,8 +234,8 @@ class Wrapper(Method):
         super().attach(net, memories)
         self.inner.attach(net, memories)
 
-    def optimiser(self, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
-        return self.inner.optimiser(params)
+    def optimizer(self, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
+        return self.inner.optimizer(params)
 
     def rate(self, progress: Progress) -> float:
         return self.inner.rate(progress)
@@ -302,7 +302,7 @@ class Wrapper(Method):
 
 
 LEARNER_HOOKS = (
-    "stream", "optimiser", "rate", "plan", "views", "forwards", "prepare", "backward", "attributes", "before_eval", "rules",
+    "stream", "optimizer", "rate", "plan", "views", "forwards", "prepare", "backward", "attributes", "before_eval", "rules",
 )  # fmt: skip
 """what a learner decides by itself and an addition leaves alone"""
 

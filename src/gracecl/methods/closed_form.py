@@ -1,7 +1,7 @@
 """What methods have in common that train nothing: they keep sums over features of the stream's images and solve for a classifier.
 
 The net stays as it was built, whether its trunk is frozen or not: there are no gradients, no steps and no replay memory, so
-optimiser, augmentation and memory of a run have no effect. What such a method knows of images is what the net knew before, so give
+optimizer, augmentation and memory of a run have no effect. What such a method knows of images is what the net knew before, so give
 it a net with pretrained weights, as in `--net "efficientnet_lite0(freeze=True)"`; on a net without, it works on random features.
 Every image is seen once, as it is and in evaluation mode; later epochs over a task add nothing. Sums are in double precision.
 

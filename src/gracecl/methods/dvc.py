@@ -61,7 +61,7 @@ class DVC(Replay):
     n_candidates: int = 256
     """images drawn from memory and scored at each step"""
     virtual_lr: float | None = None
-    """rate of the step that is looked ahead; None is the optimiser's for SGD and 0.1 for others, whose rates mean something else"""
+    """rate of the step that is looked ahead; None is the optimizer's for SGD and 0.1 for others, whose rates mean something else"""
     mi_weight: float = 1.0
     """weight of the entropies of mean outputs"""
     dl_weight: float = 4.0

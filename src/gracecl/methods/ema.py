@@ -1,8 +1,8 @@
 """EMA. Soutif-Cormerais et al., Improving Online Continual Learning Performance and Stability with Temporal Ensembles, CoLLAs 2023.
 
     shadow <- copy of the net
-    after optimiser step number k = 0, 1, …:
-        μ <- 0.9 if k <= S else 0.99, with S the number of optimiser steps in the first task
+    after optimizer step number k = 0, 1, …:
+        μ <- 0.9 if k <= S else 0.99, with S the number of optimizer steps in the first task
         shadow <- μ · shadow + (1 - μ) · net, weights and BatchNorm statistics alike; counters are copied
     predict with the shadow
 
@@ -43,7 +43,7 @@ class EMA(Wrapper):
     early_momentum: float = 0.9
     """μ of the first steps"""
     warm_up: int | None = None
-    """S, after how many optimiser steps μ changes; None is the length of the first task, or 500 on a stream without task marks"""
+    """S, after how many optimizer steps μ changes; None is the length of the first task, or 500 on a stream without task marks"""
 
     own_boundaries: ClassVar[Boundaries] = "used"
 
@@ -62,7 +62,7 @@ class EMA(Wrapper):
         self.shadow = self.average.copy
         self.steps = 0
         self.first_task: int | None = None
-        """optimiser steps of the first task, once it is over"""
+        """optimizer steps of the first task, once it is over"""
 
     def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
         if self.steps == 0:  # whatever weights the first step starts from, the shadow starts from too

@@ -18,9 +18,9 @@ g = 1 they balance and w is 1. w lies between 2 / (1 + e) and 2. Each block has 
 sums, hence its own weights.
 
 Differences from the paper and its program: `new` and `seen` are the classes met so far (the program's head has a task's classes
-from the task's start); outputs of all classes are there from the beginning, and the optimiser's weight decay acts on those not met
+from the task's start); outputs of all classes are there from the beginning, and the optimizer's weight decay acts on those not met
 (the program's head grows); A is the run's augmentation (`--augment mild` is the program's); a class with N_c = 0 has weight 1; the
-head is trained in every task (the program's optimiser holds the first task's head, which a larger one replaces, so later ones are
+head is trained in every task (the program's optimizer holds the first task's head, which a larger one replaces, so later ones are
 never trained and their new outputs stay as they were drawn; reference=True reproduces it); passes of the program whose outputs no
 loss uses, and which move BatchNorm's statistics, are not made; precision is the run's (the program uses fp16). The weight grows
 with g, as in the program; balance='inverse' lets it grow with 1/g.

@@ -14,7 +14,7 @@ Training is experience replay's, with its options.
 
 Differences from the paper: a candidate is compared with groups of ten stored images (the program's way; `group_size=1` is the
 paper's); victims are drawn by scores scaled from the lowest to the highest (the program's way; `victims="proportional"` is the
-paper's); new and replayed images share one optimiser step (the program takes two, ten times per batch: see `mem_iters`); a batch
+paper's); new and replayed images share one optimizer step (the program takes two, ten times per batch: see `mem_iters`); a batch
 that does not fit is cut (the program's memory may grow beyond its size); slots are drawn uniformly where too few have a chance
 (the program stops with an error).
 """

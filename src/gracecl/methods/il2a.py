@@ -21,9 +21,9 @@ that compares it on online streams, and its images join the first two terms (n_r
 memory's images as they are, or of a class without any, the mean of the features it had in training and 0 (the program uses all of
 the task's images, augmented; n_statistics keeps some of them until the task ends); Σ_c is that of class c (in the program it is
 another's from the third task on, by accident: reference=True); `new` are the classes met so far, and the first mixed_classes of
-them are mixed; outputs of all classes are there from the beginning, and the optimiser's weight decay acts on those not met (the
-program's head grows); the outputs of extra classes start afresh in each task, while the optimiser's moments of them stay (the
-program makes a new optimiser for each task); one forward gives logits and features (the program makes two, so its BatchNorm
+them are mixed; outputs of all classes are there from the beginning, and the optimizer's weight decay acts on those not met (the
+program's head grows); the outputs of extra classes start afresh in each task, while the optimizer's moments of them stay (the
+program makes a new optimizer for each task); one forward gives logits and features (the program makes two, so its BatchNorm
 statistics move twice). As the distillation grows with the square root of the number of images, kd_weight is worth tuning (1, 3,
 10).
 

@@ -8,7 +8,7 @@
 iid++ spends exactly what ER spends per step, so it is the fair ceiling for replay; with n_recall = 0 it is iid-online.
 
 Differences from the source (iid++ as in the AML code, offline as in the online-continual-learning code): the second batch has 64
-images, as ER's has, and one mean runs over both batches; offline training uses the run's optimiser, not SGD at 0.1.
+images, as ER's has, and one mean runs over both batches; offline training uses the run's optimizer, not SGD at 0.1.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class MIR(ER):
     n_candidates: int = 256
     """images drawn from memory and scored at each step"""
     virtual_lr: float | None = None
-    """rate of the step that is looked ahead; None is the optimiser's for SGD and 0.1 for others, whose rates mean something else"""
+    """rate of the step that is looked ahead; None is the optimizer's for SGD and 0.1 for others, whose rates mean something else"""
     criterion: Literal["growth", "over_best"] = "growth"
     """what the loss after the virtual step is compared with: the loss now, or the smallest loss the image ever had, if less"""
     score_bn: Normalisation = "frozen"

@@ -1,7 +1,7 @@
 """MKD, a momentum teacher. Michel et al., Rethinking Momentum Knowledge Distillation in Online Continual Learning, ICML 2024.
 
     teacher <- copy of the net
-    for each optimiser step of the inner method on images x:
+    for each optimizer step of the inner method on images x:
         t <- teacher(x), s <- net(x), both with the statistics of the batch
         step on the inner method's losses + λ T² mean KL( softmax(t/T) ‖ softmax(s/T) )
         teacher <- (1 - a) teacher + a net, weights alone
@@ -43,7 +43,7 @@ class MKD(Wrapper):
     strength: float = 5.5
     """λ, the weight of the distillation"""
     teacher_rate: float = 0.01
-    """a, the share of the net that the teacher takes on at each optimiser step"""
+    """a, the share of the net that the teacher takes on at each optimizer step"""
     temperature: float = 4.0
     """T, by which logits are divided"""
     layers: Literal["last", "all"] = "last"

@@ -9,7 +9,7 @@
     memory <- as the inner method, once per batch
 
 Each view of a stream image is seen once, as without the wrapper, so the cost in images is that of the inner method's one step. What
-changes is how many optimiser steps they buy: MOSE spends 384 images on each. Views are shared out so that the first update of two
+changes is how many optimizer steps they buy: MOSE spends 384 images on each. Views are shared out so that the first update of two
 has the first and the last of four (MOSE: raw, and mirrored and cropped), the second the two between.
 
 Differences from a paper: none, there is none. Batch statistics and contrast see fewer images at a time.
@@ -39,7 +39,7 @@ class MultiUpdate(Wrapper):
     inner: Method = "mose()"  # type: ignore[assignment]
     """the method whose step is shared out"""
     updates: int = 4
-    """U, optimiser steps in place of each of the inner method's; a divisor or a multiple of its number of views"""
+    """U, optimizer steps in place of each of the inner method's; a divisor or a multiple of its number of views"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,7 +18,7 @@ the penalty holds it to. μ is that of a sum of 1 + |H| losses, so thresholds go
 each loss is the mean over them where the window and the list look at it, the importance is of their sum, and what a tap reads its
 layer through (a norm of its own, say) is trained with its head.
 
-Adapters are this method's own (`rank`), and so is Adam (`lr`), whose moments are cleared for a new pair; the run's optimiser has no
+Adapters are this method's own (`rank`), and so is Adam (`lr`), whose moments are cleared for a new pair; the run's optimizer has no
 part in it. Whether to consolidate and what to keep depends on the losses, so each step waits for the device once.
 
 Differences from the paper and its program: H lies in the run's memory, so it holds fewer batches where these do not fit; its images
@@ -105,7 +105,7 @@ class OnlineLoRA(Method):
         self.sizes: list[int] = []
         """images of each batch in H, the hardest first; they fill the memory in this order"""
 
-    def optimiser(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def optimizer(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
         self.adam = optim.build(f"adam(lr={self.lr})", [(1.0, params)])
         return self.adam
 

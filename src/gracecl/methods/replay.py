@@ -24,7 +24,7 @@ class Replay(Method):
     n_recall: int = 64
     """images drawn from memory at each step"""
     mem_iters: int = field(default=1, kw_only=True)
-    """optimiser steps on each batch of the stream, each with images drawn anew; the batch is stored once"""
+    """optimizer steps on each batch of the stream, each with images drawn anew; the batch is stored once"""
     inference: Literal["linear", "ncm"] = field(default="linear", kw_only=True)
     """predict by the head, or by the nearest class mean of the memory's features"""
     recall_per_class: int | None = field(default=None, kw_only=True)

@@ -72,7 +72,7 @@ class FlatParameters:
         return values
 
     def set_gradient(self, vector: Tensor) -> None:
-        """Puts the vector where the optimiser looks; parameters without a gradient stay without, as they have no part in it."""
+        """Puts the vector where the optimizer looks; parameters without a gradient stay without, as they have no part in it."""
         for parameter, value in self.scatter(vector).items():
             if parameter.grad is not None:
                 parameter.grad.copy_(value)

@@ -43,7 +43,7 @@ class CosineHead(StackedLinear):
 
 
 class HeldRows:
-    """Rows of a head that an optimiser's step leaves alone. Momentum and weight decay move every row, so these are put back."""
+    """Rows of a head that an optimizer's step leaves alone. Momentum and weight decay move every row, so these are put back."""
 
     def __init__(self, head: StackedLinear) -> None:
         self.parameters = [value for value in (head.weight, head.bias) if value is not None]

@@ -77,7 +77,7 @@ def gradient_of(net: TappedNet, x: Tensor, objective: Callable[[Taps], Tensor], 
 
 
 def rate_ahead(asked: float | None, of_sgd: float | None) -> float:
-    """How far to look ahead: as asked, else as far as gradient descent goes, else 0.1: other optimisers' rates mean otherwise."""
+    """How far to look ahead: as asked, else as far as gradient descent goes, else 0.1: other optimizers' rates mean otherwise."""
     if asked is not None:
         return asked
     return RATE_WITHOUT_SGD if of_sgd is None else of_sgd

@@ -27,7 +27,7 @@ class Backbone(nn.Module):
     frozen: bool = False
     """whether the trunk's weights and running statistics stay as they are"""
     trunk_lr: float = 1.0
-    """the trunk's learning rate as a part of the optimiser's"""
+    """the trunk's learning rate as a part of the optimizer's"""
 
     def forward(self, x: Tensor) -> Tensor:
         raise NotImplementedError
@@ -130,7 +130,7 @@ class TappedNet(nn.Module):
         return Taps(features, self.classifier(features), self.projector)
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """What the optimiser trains, with factors of its learning rate: the trunk's own, and 1 for taps, heads and extras."""
+        """What the optimizer trains, with factors of its learning rate: the trunk's own, and 1 for taps, heads and extras."""
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         if self.backbone.trunk_lr == 1:
             return [(1.0, trained)]

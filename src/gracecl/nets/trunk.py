@@ -2,7 +2,7 @@
 
 `nets.build` takes these options out of the net's expression, as in `vit(patch=16, lora=4)` or `resnet18(freeze=True)`, so that
 the functions that make nets need not know them. The trunk is the backbone without what belongs to its taps (`Backbone.tap_parts`);
-taps, heads and modules of methods always learn, at the optimiser's own rate.
+taps, heads and modules of methods always learn, at the optimizer's own rate.
 
 Adapters: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022. They are put on query and value, as in the
 paper: W x + (alpha / rank) B A x with B = 0 at the start, so the net begins as what it was. A layer that gives query, key and value
@@ -39,7 +39,7 @@ class TrunkOptions:
     lora_alpha: float | None = None
     """the adapters' output is scaled by lora_alpha / lora; None is lora, hence 1"""
     trunk_lr: float = 1.0
-    """learning rate of whatever learns in the trunk, its adapters too, as a factor of the optimiser's"""
+    """learning rate of whatever learns in the trunk, its adapters too, as a factor of the optimizer's"""
 
     def __post_init__(self) -> None:
         spec.check_fields(self, "the net")

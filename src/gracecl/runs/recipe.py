@@ -40,7 +40,7 @@ class Recipe:
     """tapped layers, counted from the last; None is 4 for methods that work on layers, else 1"""
     augment: str = "tau"
     """none, tau, simclr, partial, full, mild or crop"""
-    optimiser: str = optim.DEFAULT
+    optimizer: str = optim.DEFAULT
     """an expression such as sgd(lr=0.1)"""
     device: str = "auto"
     """cpu, cuda, cuda:1, or auto: the GPU if there is one"""
@@ -75,7 +75,7 @@ class Recipe:
             memories,
             seed=self.seed,
             augmentation=self.augment,
-            optimiser=self.optimiser,
+            optimizer=self.optimizer,
             precision=self.precision,
         )
 

@@ -65,7 +65,7 @@ class Recorder:
                     self._write(lines)
                     raise UserError(
                         f"the loss row '{row}' became {rows[row]} at step {line['step']}; "
-                        "use a smaller learning rate (--optimiser) or --precision fp32"
+                        "use a smaller learning rate (--optimizer) or --precision fp32"
                     )
             lines.append(line | {"rows": rows})
             self.latest |= rows

@@ -1,7 +1,7 @@
 """Every method on twenty classes of CIFAR-100, small enough for a night on two cores and on equal terms.
 
 Five tasks of four classes, 10,000 images of 16×16 pixels in one pass of 500 steps of 20; a memory of 200 images; a ResNet-18 of
-width 8. Every method has the library's optimiser (Adam at 0.001) and augmentation and replays 64 images a step, whatever its paper
+width 8. Every method has the library's optimizer (Adam at 0.001) and augmentation and replays 64 images a step, whatever its paper
 used, and otherwise the defaults of its file; additions stand beside er(), or sgd() where their paper has no memory. What is part of
 a method stays: gdumb trains with its own SGD, rar augments by RandAugment, slda and ranpac train nothing and so work on random
 features, ocm and onpro learn 16 rotations of every image. Two methods are shortened: gdumb trains for 64 epochs before each of the

@@ -1,7 +1,7 @@
 """The methods of the paper's main table in its setting, with smaller images and a smaller net: CIFAR-100 in ten tasks of ten.
 
 50,000 images of 16×16 pixels in one pass of 2,500 steps of 20; a memory of 1,000 images; a ResNet-18 of width 8 (the paper's images
-have 32×32 pixels, its steps 10 images, its net width 64). Otherwise as the study mini: every method has the library's optimiser
+have 32×32 pixels, its steps 10 images, its net width 64). Otherwise as the study mini: every method has the library's optimizer
 (Adam at 0.001) and augmentation and replays 64 images a step, and gdumb trains for 64 epochs before each evaluation, not 256. sgd
 and joint stand beside them as bounds. One seed, unless more are asked for.
 """

@@ -14,7 +14,7 @@ from gracecl.report import Run
 from gracecl.report.files import write_json, write_text
 from gracecl.report.groups import Group, group_runs
 
-SETTING = ("stream", "net", "memory", "optimiser", "augment")
+SETTING = ("stream", "net", "memory", "optimizer", "augment")
 """what all runs of a study have in common"""
 
 
