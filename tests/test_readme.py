@@ -78,7 +78,7 @@ def python(arguments: list[str], workplace: Path) -> subprocess.CompletedProcess
 def test_program(program: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(program, encoding="utf-8")
-    done = subprocess.run([sys.executable, str(file)], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    done = python([str(file)], tmp_path)
     assert done.returncode == 0, done.stderr
 
 
