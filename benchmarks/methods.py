@@ -40,7 +40,7 @@ def against_bare_loop(method: str, quick: bool) -> Row:
         round(float(np.mean(counts))) for counts in zip(*((found.forward, found.backward) for found in outcomes), strict=True)
     )
     net, optimizer = (engine.net, engine.optimizer) if engine.fit is None else (engine.fit.net, engine.fit.optimizer)
-    updates = engine.method.repeats if engine.method.takes_steps else 0
+    updates = engine.method.repeats if engine.method.trains != "never" else 0
     return compare(
         f"{method} step, width {width}",
         f"a step of {method}{'' if engine.fit is None else ' before evaluation'}",
@@ -77,11 +77,11 @@ class Learner:
 
     def step(self) -> Outcome:
         """Ten more images of the last task, or where the stream is not trained on a step of the fit before evaluation."""
-        if not self.engine.method.takes_steps:
+        if self.engine.method.trains == "never":
             before = self.engine.net.meter.forward
             self.learn(STREAM_BATCH, TASKS - 1)
             return Outcome({}, 0, self.engine.net.meter.forward - before)
-        if not self.engine.method.trains_on_stream:
+        if self.engine.method.trains != "stream":
             self.engine.prepare()
             assert self.engine.unfinished_fit is not None
             return self.engine.step_fit(self.engine.unfinished_fit)

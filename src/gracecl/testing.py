@@ -106,7 +106,7 @@ def expression_comes_back(method: str) -> None:
 
 def losses_are_pure(method: str) -> None:
     """Calling `losses` twice gives the same table and moves nothing."""
-    if not parse_method(method).takes_steps:
+    if parse_method(method).trains == "never":
         return
     engine, stream = prepared(method)
     batch, out = next_batch(engine, stream)
@@ -122,9 +122,9 @@ def rows_are_per_layer_and_finite(method: str) -> None:
     for taps in (1, 4):
         engine, stream = toy_engine(method, taps=taps), parse_method(method).stream(toy_stream())
         outcomes = [outcome for outcome in feed(engine, stream) if outcome is not None]
-        assert engine.method.trains_on_stream == bool(outcomes), f"{method} says wrongly whether it trains on the stream"
+        assert (engine.method.trains == "stream") == bool(outcomes), f"{method} says wrongly whether it trains on the stream"
         outcomes += fit_steps(engine, 20)
-        assert engine.method.takes_steps == bool(outcomes), f"{method} says wrongly whether it makes steps"
+        assert (engine.method.trains != "never") == bool(outcomes), f"{method} says wrongly whether it makes steps"
         for outcome in outcomes:
             assert any(is_loss(row) for row in outcome.table), f"{method} gave no loss row"
             for row, value in outcome.table.items():
@@ -231,7 +231,7 @@ def evaluation_changes_nothing(method: str) -> None:
 
 def grace_without_effect_is_the_method(method: str) -> None:
     """`grace(m)` with α = 1 and β = 0 makes the very same steps as m, if that makes any."""
-    if not parse_method(method).takes_steps:
+    if parse_method(method).trains == "never":
         return
     plain, wrapped = toy_engine(method, taps=4), toy_engine(f"grace({method}, beta=0, adaptive=False)", taps=4)
     for engine in (plain, wrapped):
@@ -250,7 +250,7 @@ def says_whether_it_needs_tasks(method: str) -> None:
     unmarked = dataclasses.replace(stream, task_of_step=np.full(len(stream), NO_TASK))
     engine = toy_engine(method)
     steps = [*feed(engine, unmarked), *fit_steps(engine, 1)]
-    assert any(steps) or not engine.method.takes_steps, f"{method} made no step on a stream without task marks"
+    assert any(steps) or engine.method.trains == "never", f"{method} made no step on a stream without task marks"
 
 
 METHOD_LAWS: dict[str, Callable[[str], None]] = {
@@ -273,7 +273,7 @@ METHOD_LAWS: dict[str, Callable[[str], None]] = {
 
 def check_method(method: str) -> None:
     """All laws of methods, for the method alone and, unless it makes no steps, inside `grace(...)`."""
-    for expression in (method, f"grace({method})") if parse_method(method).takes_steps else (method,):
+    for expression in (method, f"grace({method})") if parse_method(method).trains != "never" else (method,):
         for law in METHOD_LAWS.values():
             law(expression)
 
@@ -342,7 +342,7 @@ def check_backbone(make: Callable[[tuple[int, int, int], int], Backbone], taps: 
 
 def next_batch(engine: Engine, stream: Stream) -> tuple[Batch, Taps]:
     """The batch that the engine's next step would train on (of a fit, if it trains in no other), and what the net says of it."""
-    if not engine.method.trains_on_stream:
+    if engine.method.trains != "stream":
         engine.prepare()
         fit = engine.unfinished_fit
         assert fit is not None, f"{engine.method!r} trains neither on the stream nor before evaluation"

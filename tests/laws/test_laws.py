@@ -30,7 +30,7 @@ SHORTER = {
 }
 """what makes a method's laws take less time and changes nothing else"""
 ALONE = [f"{name}({SHORTER.get(name, '')})" for name in METHODS]
-IN_GRACE = [f"grace({method})" for method in ALONE if spec.parse_method(method).takes_steps]
+IN_GRACE = [f"grace({method})" for method in ALONE if spec.parse_method(method).trains != "never"]
 EXPRESSIONS = [*ALONE, *IN_GRACE, "er(reduction='sum_of_means')", "bic(held_out=0.5)"]
 SUMS = ["er() + ewc() + cpr()", "grace(er() + ewc())", "grace(sgd(classes='current') + lwf())", "grace(derpp() + si())"]
 NETS = ["resnet18(width=2)", TOY_TRANSFORMER, "own_cnn"]
@@ -110,7 +110,7 @@ def test_every_net_is_checked() -> None:
     assert set(nets.names()) - {"own_cnn"} == {"resnet18", "mlp", "vit"} | elsewhere, "add the new net to test_backbone"
 
 
-@pytest.mark.parametrize("expression", [method for method in ALONE if not spec.parse_method(method).takes_steps])
+@pytest.mark.parametrize("expression", [method for method in ALONE if spec.parse_method(method).trains == "never"])
 @pytest.mark.parametrize("around", ["grace({})", "ema({})", "{} + ewc()"])
 def test_what_makes_no_steps_is_not_wrapped(expression: str, around: str) -> None:
     with pytest.raises(UserError, match="alone"):

@@ -17,7 +17,7 @@ from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.functional.augment import Pixels
 from gracecl.memory import Memories
-from gracecl.methods.base import Method, Sum, Wrapper, parts
+from gracecl.methods.base import Addition, Method, Sum, Wrapper, parts
 from gracecl.methods.er import ER
 from gracecl.methods.grace import Grace
 from gracecl.methods.mose import MOSE
@@ -26,7 +26,7 @@ from gracecl.registry.spec import Call, parse_call, parse_method, with_option
 
 
 @dataclass(eq=False, repr=False)
-class Pull(Method):
+class Pull(Addition):
     """A penalty that pulls the classifier towards zero: the smallest part one can add."""
 
     strength: float = 1.0
@@ -333,16 +333,25 @@ def test_alpha_leaves_a_penalty_alone() -> None:
 
 
 def test_two_parts_with_one_row_clash() -> None:
-    for text in ("er() + sgd()", "er() + pull_zero() + pull_zero(strength=2)"):
-        with pytest.raises(UserError, match="both sides define the loss row"):
-            learn(engine(parse_method(text)), 1)
+    with pytest.raises(UserError, match="both sides define the loss row"):
+        learn(engine(parse_method("er() + pull_zero() + pull_zero(strength=2)")), 1)
 
 
 @pytest.mark.parametrize(
-    "text", ["sgd() + er()", "er() + derpp()", "er() + mose()", "er() + agem()", "er() + scr()", "er() + ema()"]
+    "text",
+    [
+        "sgd() + er()",
+        "derpp() + sgd()",
+        "er() + joint()",
+        "er() + derpp()",
+        "er() + mose()",
+        "er() + agem()",
+        "er() + scr()",
+        "er() + ema()",
+    ],
 )
 def test_a_learner_cannot_be_added_to_another(text: str) -> None:
-    with pytest.raises(UserError, match="can only stand on the left of a sum"):
+    with pytest.raises(UserError, match="on the right of \\+ stand additions"):
         parse_method(text)
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gracecl.streams import Stream
 
 Boundaries = Literal["unused", "used", "required"]
+Trains = Literal["stream", "evaluation", "never"]
 STRENGTH: tuple[Boundaries, ...] = ("unused", "used", "required")
 
 
@@ -44,13 +45,11 @@ class Method:
     """whether `taps = auto` should give it all tapped layers instead of the last alone"""
     repeats: ClassVar[int] = 1
     """optimizer steps per stream batch; each plans anew, the batch is stored once"""
-    trains_on_stream: ClassVar[bool] = True
-    """False where the stream is only stored and all training happens before evaluation, in a fit on a net of its own"""
+    trains: ClassVar[Trains] = "stream"
+    """when it makes training steps: on the stream; before an evaluation alone, in a fit on a net of its own; or never, where nothing
+    is trained by gradients and a wrapper has nothing to act on"""
     needs_attention: ClassVar[bool] = False
     """whether it works on transformers alone"""
-    takes_steps: ClassVar[bool] = True
-    """False where nothing is trained by gradients, neither on the stream nor before evaluation: there are no losses then, and
-    nothing that a wrapper could act on"""
 
     def __post_init__(self) -> None:
         spec.check_fields(self, self.name)
@@ -193,7 +192,7 @@ class Wrapper(Method):
         if not isinstance(self.inner, Method):
             raise UserError(f"{self.name} wraps a method, such as {self.name}(er()), not {self.inner!r}")
         self.inner = self.inner.as_learner()
-        if not self.inner.takes_steps:
+        if self.inner.trains == "never":
             raise UserError(f"{self.name} acts on training steps, of which {self.inner!r} makes none; use {self.inner!r} alone")
         super().__post_init__()
 
@@ -216,8 +215,8 @@ class Wrapper(Method):
         return self.inner.repeats
 
     @property
-    def trains_on_stream(self) -> bool:  # type: ignore[override]
-        return self.inner.trains_on_stream
+    def trains(self) -> Trains:  # type: ignore[override]
+        return self.inner.trains
 
     @property
     def rule(self) -> str:
@@ -301,26 +300,27 @@ class Wrapper(Method):
         return self.inner.task_values()
 
 
-LEARNER_HOOKS = (
-    "stream", "optimizer", "rate", "plan", "views", "forwards", "prepare", "backward", "attributes", "before_eval", "rules",
-)  # fmt: skip
-"""what a learner decides by itself and an addition leaves alone"""
+@dataclass(eq=False, repr=False)
+class Addition(Method):
+    """A method that adds losses to a learner's and has none of its own: `ewc()` alone means `sgd() + ewc()`."""
+
+    def as_learner(self) -> Method:
+        learner: Method = spec.parse_method("sgd()")
+        return learner + self
 
 
 @dataclass(eq=False, repr=False)
 class Sum(Wrapper):
-    """`left + right`: the left one is the learner; the right one adds its losses and observes."""
+    """`learner + addition`: the left one is the learner; the right one adds its losses and observes."""
 
-    right: Method = None  # type: ignore[assignment]
-    """the method whose losses are added"""
+    right: Addition = None  # type: ignore[assignment]
+    """what adds its losses"""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.right, Method):
-            raise UserError(f"only methods can be added, as in er() + ewc(), not {self.right!r}")
-        if own := [hook for hook in LEARNER_HOOKS if getattr(type(self.right), hook) is not getattr(Method, hook)]:
+        if not isinstance(self.right, Addition):
             raise UserError(
-                f"{self.right!r} is a learner of its own ({own[0]}) and can only stand on the left of a sum; "
-                "what can be added to one are losses, as in er() + ewc()"
+                f"{self.right!r} cannot be added to {self.inner!r}: on the right of + stand additions such as ewc() or cpr(), "
+                "on the left the learner they are added to"
             )
         super().__post_init__()
 
@@ -381,15 +381,6 @@ class Sum(Wrapper):
 
     def task_values(self) -> dict[str, list[float]]:
         return super().task_values() | self.right.task_values()
-
-
-@dataclass(eq=False, repr=False)
-class Addition(Method):
-    """A method that adds losses to a learner's and has none of its own: `ewc()` alone means `sgd() + ewc()`."""
-
-    def as_learner(self) -> Method:
-        learner: Method = spec.parse_method("sgd()")
-        return learner + self
 
 
 def parts(method: Method) -> list[Method]:

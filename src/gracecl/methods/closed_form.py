@@ -20,15 +20,14 @@ from torch import Tensor
 
 from gracecl.core import Planning, Selection, StreamBatch
 from gracecl.memory import Memories
-from gracecl.methods.base import Method
+from gracecl.methods.base import Method, Trains
 
 
 @dataclass(eq=False, repr=False)
 class ClosedForm(Method):
     """A method that keeps sums over features, in the tensors that `sums` names."""
 
-    trains_on_stream: ClassVar[bool] = False
-    takes_steps: ClassVar[bool] = False
+    trains: ClassVar[Trains] = "never"
     sums: ClassVar[tuple[str, ...]]
     """attributes that a checkpoint must hold"""
     family: ClassVar[str]

@@ -40,7 +40,7 @@ from gracecl.functional import optim
 from gracecl.functional.losses import cross_entropy, mixed_cross_entropy
 from gracecl.memory import Memories
 from gracecl.memory.class_balanced import add_balanced
-from gracecl.methods.base import Method
+from gracecl.methods.base import Method, Trains
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 
@@ -69,7 +69,7 @@ class GDumb(Method):
     cutmix_alpha: float = 1.0
     """λ is drawn from Beta(alpha, alpha)"""
 
-    trains_on_stream: ClassVar[bool] = False
+    trains: ClassVar[Trains] = "evaluation"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -131,7 +131,7 @@ class Grace(Wrapper):
     def look_back(self, memories: Memories, progress: Progress) -> None:
         """What α follows from now on: how well each layer still knows the past."""
         images, labels = self.past(memories, progress)
-        if len(labels) and self.trains_on_stream:  # else its heads know nothing yet, and α stays 1
+        if len(labels) and self.trains == "stream":  # else its heads know nothing yet, and α stays 1
             means = memory_means(self.eval_net, memories, progress) if self.past_head == "ncm" else None
             self.feedback.accuracy = layer_accuracies(self.eval_net, images, labels, means)
 
