@@ -46,8 +46,8 @@ class Method:
     repeats: ClassVar[int] = 1
     """optimizer steps per stream batch; each plans anew, the batch is stored once"""
     trains: ClassVar[Trains] = "stream"
-    """when it makes training steps: on the stream; before an evaluation alone, in a fit on a net of its own; or never, where nothing
-    is trained by gradients and a wrapper has nothing to act on"""
+    """when it makes training steps: on the stream; before an evaluation alone, in a fit on a net of its own; or never, where
+    nothing is trained by gradients and a wrapper has nothing to act on"""
     needs_attention: ClassVar[bool] = False
     """whether it works on transformers alone"""
 
