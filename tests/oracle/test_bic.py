@@ -156,10 +156,13 @@ def objective(logits: Tensor, labels: list[int], new: list[int], seen: list[int]
 
 
 @pytest.mark.parametrize("taps", [1, 3])
-@pytest.mark.parametrize("penalty", [0.05, 0.5])
-def test_the_fit_is_the_minimum_over_the_validation_images(taps: int, penalty: float) -> None:
-    """At each later task's end, for each tap, on clean images in evaluation mode: every small move away makes it worse."""
-    engine = toy_engine(f"bic(n_recall=20, shift_penalty={penalty})", memory=MEMORY, taps=taps)
+@pytest.mark.parametrize(("penalty", "memory_size"), [(0.05, MEMORY), (0.5, MEMORY), (0.05, 130)])
+def test_the_fit_is_the_minimum_over_the_validation_images(taps: int, penalty: float, memory_size: int) -> None:
+    """At each later task's end, for each tap, on clean images in evaluation mode: every small move away makes it worse.
+
+    As many images of one class as of another, also where the store has a slot or two more.
+    """
+    engine = toy_engine(f"bic(n_recall=20, shift_penalty={penalty})", memory=memory_size, taps=taps)
     for task in (1, 2):
         feed(engine, stream(), until=(task + 1) * PER_TASK)
         method = bic(engine)
@@ -167,6 +170,7 @@ def test_the_fit_is_the_minimum_over_the_validation_images(taps: int, penalty: f
         memory = engine.memories["validation"]
         labels = memory.labels[slots].tolist()
         assert Counter(labels) == dict.fromkeys(range(2 * task + 2), 12 // (2 * task + 2))
+        assert (len(labels) < len(memory)) == (memory_size == 130)
         twin = frozen_copy(engine.net)
         logits = twin(engine.net.pixels.normalise(memory[slots])).logits
         new, seen = [2 * task, 2 * task + 1], list(range(2 * task + 2))

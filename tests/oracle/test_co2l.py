@@ -366,6 +366,12 @@ def test_other_inference() -> None:
         assert engine.method.rule in rules
 
 
+def test_defaults_are_the_programs() -> None:
+    method = Co2L()
+    assert (method.temperature, method.base_temperature, method.distillation) == (0.5, 0.07, 1.0)
+    assert (method.relation_temperature, method.teacher_temperature, method.n_recall) == (0.2, 0.01, 64)
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

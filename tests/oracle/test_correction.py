@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -41,16 +42,22 @@ def slow_objective(a: float, b: float, z: Tensor, y: Tensor, penalty: float) -> 
     return sum(terms) / len(terms) + penalty * b * b
 
 
-def minimiser(z: np.ndarray, y: np.ndarray, penalty: float) -> np.ndarray:
-    """(a, b) by a search that knows no derivatives."""
-    new, seen = NEW.numpy(), SEEN.numpy()
+def objective_of(z: np.ndarray, y: np.ndarray, penalty: float) -> Callable[[np.ndarray], float]:
+    """What (a, b) cost, of one layer, for searches that ask often."""
+    new, seen, rows = NEW.numpy(), SEEN.numpy(), np.arange(len(y))
 
     def objective(at: np.ndarray) -> float:
         corrected = np.where(new, at[0] * z + at[1], z)
-        return float(np.mean(logsumexp(corrected[:, seen], axis=1) - corrected[np.arange(len(y)), y]) + penalty * at[1] ** 2)
+        return float(np.mean(logsumexp(corrected[:, seen], axis=1) - corrected[rows, y]) + penalty * at[1] ** 2)
 
     assert objective(np.array([0.7, -0.4])) == pytest.approx(slow_objective(0.7, -0.4, torch.from_numpy(z), labels(), penalty))
-    return minimize(objective, [1.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-14, "maxiter": 2000}).x
+    return objective
+
+
+def minimiser(z: np.ndarray, y: np.ndarray, penalty: float) -> np.ndarray:
+    """(a, b) by a search that knows no derivatives."""
+    options = {"xatol": 1e-9, "fatol": 1e-14, "maxiter": 2000}
+    return minimize(objective_of(z, y, penalty), [1.0, 0.0], method="Nelder-Mead", options=options).x
 
 
 def test_no_correction_changes_no_bit() -> None:
@@ -149,6 +156,24 @@ def test_images_that_can_be_told_apart_perfectly_end_the_search_within_reach(pen
     assert abs(found.shift.item()) <= REACH + 1e-12
     none = Correction(torch.ones(1).double(), torch.zeros(1).double(), NEW)
     assert found.objective(z, y, SEEN, penalty).item() <= none.objective(z, y, SEEN, penalty).item()
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.05])
+def test_where_the_minimum_lies_beyond_reach_it_is_the_least_within(penalty: float) -> None:
+    """Also where a first step ends at the border and the way goes on along it, or back from it."""
+    generator, bounds, beyond = torch.Generator().manual_seed(0), [(1 - REACH, 1 + REACH), (-REACH, REACH)], 0
+    for scale in (0.05, 0.2, 1.0, 3.0):
+        for lift in (-7.0, -3.0, 3.0, 7.0):
+            z = scale * torch.randn(1, IMAGES, CLASSES, generator=generator, dtype=torch.float64)
+            z[:, torch.arange(IMAGES), labels()] += scale
+            z = z + scale * lift * NEW if penalty else z + lift * NEW  # so that a goes too far, or b
+            found = fit_correction(z, labels(), NEW, SEEN, penalty)
+            objective = objective_of(z[0].numpy(), labels().numpy(), penalty)
+            best = minimize(objective, [1.0, 0.0], method="L-BFGS-B", bounds=bounds, options={"ftol": 1e-15, "gtol": 1e-10})
+            beyond += max(abs(best.x - [1, 0])) > REACH - 1e-6
+            assert objective(np.array([found.scale.item(), found.shift.item()])) <= best.fun + 1e-9
+            assert max(abs(found.scale.item() - 1), abs(found.shift.item())) <= REACH + 1e-12
+    assert beyond > 1
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0])

@@ -418,6 +418,13 @@ def test_several_epochs(tmp_path: Path) -> None:
     assert {"ce/semantic", "kd/features"} <= outcomes[-1].table.keys()
 
 
+def test_defaults_are_the_programs() -> None:
+    method = IL2A()
+    assert (method.mix_times, method.concentration, method.temperature, method.spread) == (4, 20.0, 0.1, 2.5)
+    assert (method.semantic_weight, method.kd_weight, method.n_prototypes, method.n_recall) == (10.0, 10.0, 64, 64)
+    assert method.mixed_classes == 20, "as many as the largest task of the benchmarks has"
+
+
 @pytest.mark.parametrize(
     ("option", "sentence"),
     [

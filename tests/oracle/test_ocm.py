@@ -415,6 +415,11 @@ def test_images_that_are_not_square_are_refused() -> None:
         recipe.build((1, 8, 6), 6, (0.5,), (0.25,))
 
 
+def test_defaults_are_the_programs_for_cifar100() -> None:
+    method = OCM()
+    assert (method.n_recall, method.recall_per_class, method.scale, method.temperature) == (64, 7, 1.0, 0.07)
+
+
 @pytest.mark.parametrize("bad", [{"temperature": 0.0}, {"every": -1}, {"n_recall": -1}, {"recall_per_class": 0}])
 def test_bad_options_are_told(bad: dict[str, float]) -> None:
     with pytest.raises(UserError, match=next(iter(bad))):

@@ -87,13 +87,12 @@ class SlowProgram:
         if low and self.peak and len(self.window) == self.method.window and self.hard:
             self.k, self.last, self.peak = self.k + 1, (mean, variance), False
             self.consolidate()
-        order = sorted(range(len(entries)), key=lambda entry: looked_at[entry], reverse=True)[: self.method.n_hard]
         self.hard, held = [], 0
-        for entry in order:
-            held += len(entries[entry][1])
-            if held > self.capacity:
-                break
-            self.hard.append(entries[entry])
+        for entry in sorted(range(len(entries)), key=lambda entry: looked_at[entry], reverse=True):
+            size = len(entries[entry][1])
+            if len(self.hard) < self.method.n_hard and held + size <= self.capacity:
+                self.hard.append(entries[entry])
+                held += size
 
     def consolidate(self) -> None:
         own = factors(self.net)
@@ -409,6 +408,20 @@ def test_batches_of_other_sizes() -> None:
             int(k): int(n) for k, n in zip(*np.unique(memory.labels[: len(memory)], return_counts=True), strict=True)
         }
     assert learner.method.consolidated
+
+
+def test_a_batch_that_is_too_large_costs_no_other_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its loss: H is what it was, and a batch that is left out for want of room lets a smaller one in."""
+    engine, generator = build("online_lora(n_hard=3)", memory=10), np.random.default_rng(0)
+    losses = iter([[5.0], [4.0, 5.0], [9.0, 5.0, 4.0], [8.0, 5.0, 4.0], [1.0, 8.0, 5.0]])
+    monkeypatch.setattr(OnlineLoRA, "loss_of_each_batch", lambda self, out, batch: torch.tensor([next(losses)]))
+    monkeypatch.setattr(engine.method, "losses", lambda out, batch: {"ce/new": out.logits.mean(dim=(1, 2))})
+    sizes = []
+    for size in (4, 5, 11, 2, 1):
+        x = torch.from_numpy(generator.integers(0, 256, (size, *TOY_SHAPE), dtype=np.uint8))
+        engine.learn(x, generator.integers(0, 6, size))
+        sizes.append(list(engine.method.sizes))
+    assert sizes == [[4], [4, 5], [4, 5], [2, 4], [2, 4, 1]]
 
 
 @pytest.mark.parametrize("net", ["mlp(width=8, depth=4)", "resnet18(width=2)"])

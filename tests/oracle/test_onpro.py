@@ -96,6 +96,16 @@ def test_the_first_task_looks_at_n_recall_images_or_all() -> None:
     assert batch.blocks["seen"].images == 15
 
 
+def test_later_tasks_draw_at_most_seven_images_per_class_met() -> None:
+    engine, whole = engine_of("onpro()", memory=100), stream(batch=4, per_class=30)
+    feed(engine, whole, 17)
+    batch, _ = next_batch(engine, whole)
+    assert batch.progress.task == 1
+    m = 7 * len(engine.progress.seen)
+    assert len(engine.memories.replay) > m
+    assert [batch.blocks[name].images for name in ("replay", "supervised", "seen")] == [m, m, m]
+
+
 @pytest.mark.parametrize("taps", [1, 4])
 def test_a_later_step_is_the_loops(taps: int) -> None:
     engine = run(SMALL, LATER, taps=taps)
@@ -483,6 +493,13 @@ def test_grace_weighs_the_cross_entropy_of_each_layer() -> None:
     torch.testing.assert_close(table["ce/replay"], alpha * inner["ce/replay"])
     for row in ("sc/new", "sc/replay", "ope/new", "ope/seen"):
         assert torch.equal(table[row], inner[row])
+
+
+def test_defaults_are_the_programs_for_cifar100() -> None:
+    method = OnPro()
+    assert (method.n_recall, method.recall_per_class, method.scale, method.temperature) == (64, 7, 1.0, 0.07)
+    assert (method.base_rate, method.mix_probability, method.prototype_temperature) == (0.9, 0.2, 0.5)
+    assert (method.base_share, method.concentration) == (0.6, 0.4)
 
 
 @pytest.mark.parametrize(

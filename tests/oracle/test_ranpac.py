@@ -21,11 +21,12 @@ def projected(method, x: np.ndarray, layer: int) -> np.ndarray:
     return np.maximum(x @ method.projection[layer].numpy(), 0)
 
 
-@pytest.mark.parametrize("taps", [1, 3])
+@pytest.mark.parametrize(("taps", "batch"), [(1, 1), (1, 7), (3, 7)])
 @pytest.mark.parametrize("until", [None, 20], ids=["whole stream", "two tasks"])
 @pytest.mark.parametrize("ridge", [1e-2, 1.0, 1e4])
-def test_it_is_ridge_regression_to_one_hot_labels(taps: int, until: int | None, ridge: float) -> None:
-    engine, stream = learned(SMALL.format(f", ridge={ridge}"), taps, until=until)
+def test_it_is_ridge_regression_to_one_hot_labels(taps: int, batch: int, until: int | None, ridge: float) -> None:
+    """One image at a time, or several."""
+    engine, stream = learned(SMALL.format(f", ridge={ridge}"), taps, batch, until and until * 7 // batch)
     images, labels = seen_images(engine, stream)
     for layer in range(taps):
         h = projected(engine.method, features(engine, images)[layer], layer)

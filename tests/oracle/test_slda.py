@@ -27,14 +27,18 @@ class ToIdentity:
         return self
 
 
-@pytest.mark.parametrize("taps", [1, 3])
+@pytest.mark.parametrize(("taps", "batch"), [(1, 1), (1, 7), (3, 7)])
 @pytest.mark.parametrize("until", [None, 20], ids=["whole stream", "unequal classes"])
 @pytest.mark.parametrize(("shrink_to", "shrinkage"), [("identity", 1e-4), ("identity", 0.3), ("variance", 1e-4), ("variance", 0.3)])
-def test_it_is_linear_discriminant_analysis(taps: int, until: int | None, shrink_to: str, shrinkage: float) -> None:
-    """Scores of the classes met, with the classes' shares as priors, and without priors once their logarithms are taken off."""
+def test_it_is_linear_discriminant_analysis(taps: int, batch: int, until: int | None, shrink_to: str, shrinkage: float) -> None:
+    """Scores of the classes met, with the classes' shares as priors, and without priors once their logarithms are taken off.
+
+    One image at a time, or several.
+    """
+    until = until and until * 7 // batch  # the same images
     method = f"slda(shrinkage={shrinkage}, shrink_to='{shrink_to}'{{}})"
-    engine, stream = learned(method.format(", priors='empirical'"), taps, until=until)
-    uniform, _ = learned(method.format(""), taps, until=until)
+    engine, stream = learned(method.format(", priors='empirical'"), taps, batch, until)
+    uniform, _ = learned(method.format(""), taps, batch, until)
     images, labels = seen_images(engine, stream)
     counts = np.bincount(labels, minlength=6)
     assert until is None or len(set(counts[counts > 0])) > 1

@@ -182,9 +182,12 @@ class OnlineLoRA(Method):
     def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
         """The hardest batches, as many as n_hard and the memory allow."""
         memory, sizes = memories.replay, [len(new), *self.sizes]
-        hardest = sorted(range(len(sizes)), key=lambda entry: -self.latest[entry])[: self.n_hard]
-        fits = np.cumsum([sizes[entry] for entry in hardest]) <= memory.capacity
-        kept = [entry for entry, there_is_room in zip(hardest, fits, strict=True) if there_is_room and sizes[entry]]
+        kept: list[int] = []
+        room = memory.capacity
+        for entry in sorted(range(len(sizes)), key=lambda entry: -self.latest[entry]):
+            if len(kept) < self.n_hard and 0 < sizes[entry] <= room:  # one that does not fit costs no other its place
+                kept.append(entry)
+                room -= sizes[entry]
         if kept == list(range(1, len(sizes))):
             return
         images = torch.cat([new.x, memory.images[: len(memory)]])

@@ -50,7 +50,8 @@ class Correction:
 def fit_correction(logits: Tensor, y: Tensor, classes: Tensor, among: Tensor, penalty: float) -> Correction:
     """The correction of `classes` with the least objective, by Newton's method from a = 1, b = 0, for all taps at once.
 
-    The objective is convex. Each step is halved until it does no harm, and ends at REACH, where a minimum may not exist.
+    The objective is convex. Each step is halved until it does no harm, and ends at REACH, as a minimum may not exist: the result is
+    the least within it.
     """
     logits = logits.double()
     z = logits[..., among]
@@ -59,7 +60,7 @@ def fit_correction(logits: Tensor, y: Tensor, classes: Tensor, among: Tensor, pe
     slopes = torch.stack([z * corrected, corrected.expand_as(z)], dim=-1)  # of each corrected logit along a and b
     of_truth = slopes.gather(2, truth).squeeze(2)
     ridge = z.new_tensor([0.0, 2 * penalty])
-    start = z.new_tensor([1.0, 0.0])
+    start, identity = z.new_tensor([1.0, 0.0]), torch.eye(2).to(z)
     found = start.repeat(len(z), 1)
 
     def objective(at: Tensor) -> Tensor:
@@ -69,12 +70,17 @@ def fit_correction(logits: Tensor, y: Tensor, classes: Tensor, among: Tensor, pe
         p = (z * (1 - corrected) + (slopes * found[:, None, None]).sum(dim=-1)).softmax(dim=-1)
         mean = (p[..., None] * slopes).sum(dim=2)
         gradient = (mean - of_truth).mean(dim=1) + ridge * found
+        at_end = (found - start).abs() > REACH - CONVERGED
+        gradient = torch.where(at_end & (gradient * (found - start) < 0), 0, gradient)  # less is only beyond the end
         if gradient.abs().max() < CONVERGED:
             break
         second = torch.einsum("lvk,lvki,lvkj->lij", p, slopes, slopes) - torch.einsum("lvi,lvj->lij", mean, mean)
         second = second / len(y) + torch.diag(ridge)
         damping = 1e-10 * second.diagonal(dim1=1, dim2=2).sum(dim=1) + CONVERGED
-        step = -torch.linalg.solve_ex(second + damping[:, None, None] * torch.eye(2).to(second), gradient)[0]
+        second = second + damping[:, None, None] * identity
+        # At the end of one of them each goes by its own curvature, so that none pushes the other over it.
+        second = torch.where(at_end.any(dim=1)[:, None, None], second * identity, second)
+        step = -torch.linalg.solve_ex(second, gradient)[0]
         room = (REACH - (found - start) * step.sign()) / step.abs().clamp(min=CONVERGED)
         length = room.amin(dim=1, keepdim=True).clamp(0, 1)
         before = objective(found)
