@@ -199,7 +199,7 @@ def test_mistakes_with_transformers(tmp_path: Path) -> None:
     transformers = package("transformers")
     with pytest.raises(UserError, match=r"holds no config\.json; give the folder that a model's save_pretrained\(\) wrote"):
         build(f"transformers(path='{tmp_path}')")
-    with pytest.raises(UserError, match="width a multiple of heads"):
+    with pytest.raises(UserError, match="width must be a multiple of heads"):
         build("transformers(width=10)")
     transformers.ViTConfig().save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"transformers cannot make the model .*no file named model\.safetensors"):

@@ -312,12 +312,12 @@ def test_double_precision_and_no_gradient() -> None:
     [
         ({"c": 0.0}, "c must be -1 or 1, not 0.0"),
         ({"c": 2}, "c must be -1 or 1, not 2"),
-        ({"tau": 0.0}, "tau is a standard deviation and must be a positive number, not 0.0"),
-        ({"tau": math.nan}, "tau is a standard deviation and must be a positive number, not nan"),
-        ({"sigma": -1.0}, "sigma is a standard deviation and must be a positive number, not -1.0"),
-        ({"sigma": math.inf}, "sigma is a standard deviation and must be a positive number, not inf"),
-        ({"mu0": "one"}, "mu0 must be a finite number or 'unit', not 'one'"),
-        ({"mu0": math.inf}, "mu0 must be a finite number or 'unit', not inf"),
+        ({"tau": 0.0}, "tau must be above 0, not 0.0"),
+        ({"tau": math.nan}, "tau must be a finite number, not nan"),
+        ({"sigma": -1.0}, "sigma must be above 0, not -1.0"),
+        ({"sigma": math.inf}, "sigma must be a finite number, not inf"),
+        ({"mu0": "one"}, "mu0 must be a number or one of unit, not 'one'"),
+        ({"mu0": math.inf}, "mu0 must be a finite number or one of unit, not inf"),
     ],
 )
 def test_bad_options(options: dict[str, float], sentence: str) -> None:

@@ -378,7 +378,11 @@ def test_nearest_mean_is_an_option() -> None:
 
 @pytest.mark.parametrize(
     ("expression", "message"),
-    [("bic(temperature=0)", "above 0"), ("bic(shift_penalty=-1)", "not negative"), ("bic(held_out=1)", "from 0 to below 1")],
+    [
+        ("bic(temperature=0)", "bic: temperature must be above 0, not 0"),
+        ("bic(shift_penalty=-1)", "bic: shift_penalty must be at least 0, not -1"),
+        ("bic(held_out=1)", "bic: held_out must be at least 0 and below 1, not 1"),
+    ],
 )
 def test_bad_options_are_told(expression: str, message: str) -> None:
     with pytest.raises(UserError, match=message):

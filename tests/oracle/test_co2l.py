@@ -375,8 +375,8 @@ def test_defaults_are_the_programs() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"temperature": 0.0}, "temperatures"),
-        ({"base_temperature": -1.0}, "temperatures"),
+        ({"temperature": 0.0}, "co2l: temperature must be above 0"),
+        ({"base_temperature": -1.0}, "co2l: base_temperature must be above 0"),
         ({"probe_c": 0.0}, "probe_c"),
         ({"distillation": -1.0}, "distillation"),
         ({"inference": "linear"}, "train_head=True"),

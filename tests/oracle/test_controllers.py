@@ -97,9 +97,10 @@ def test_options_in_the_expression_win_over_those_of_grace() -> None:
     [
         ("grace(er(), strength='bayess')", "did you mean 'bayes'"),
         ("grace(er(), strength='pi(goal=1)')", "no option 'goal'"),
-        ("grace(er(), strength='pi(target=2.0)')", "between 0 and 1"),
+        ("grace(er(), strength='pi(target=2.0)')", "pi: target must be between 0 and 1, not 2.0"),
+        ("grace(er(), strength='bayes(tau=0)')", "bayes: tau must be above 0, not 0"),
         ("grace(er(), strength='bayes', entropy_mode='cpr')", "readings of strength='paper'"),
-        ("grace(er(), refresh_every=-1)", "cannot be negative"),
+        ("grace(er(), refresh_every=-1)", "grace: refresh_every must be at least 0, not -1"),
     ],
 )
 def test_a_bad_rule_is_refused_at_once(expression: str, message: str) -> None:

@@ -210,5 +210,5 @@ def test_cost_is_the_inner_method_s(inner: str, images: int) -> None:
 
 @pytest.mark.parametrize("option", ["momentum=1.5", "early_momentum=-0.1"])
 def test_a_momentum_out_of_range_is_told(option: str) -> None:
-    with pytest.raises(UserError, match="between 0 and 1"):
+    with pytest.raises(UserError, match="momentum must be between 0 and 1, not"):
         parse_method(f"ema({option})")

@@ -300,5 +300,5 @@ def test_several_epochs_and_wrappers() -> None:
 
 @pytest.mark.parametrize("option", ["n_recall=-1", "n_current=-1", "warm_up=-1", "replay_weight=-0.5"])
 def test_negative_numbers_are_told(option: str) -> None:
-    with pytest.raises(UserError, match="gsa: n_recall, n_current, warm_up and replay_weight cannot be negative"):
+    with pytest.raises(UserError, match=f"gsa: {option.split('=')[0]} must be at least 0, not -"):
         parse_method(f"gsa({option})")

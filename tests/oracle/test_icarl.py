@@ -298,7 +298,9 @@ def test_choosing_needs_no_image() -> None:
     assert memories.replay.composition() == {0: 2, 1: 2}
 
 
-@pytest.mark.parametrize("bad", ["candidates=0", "every=-1"])
-def test_bad_options_are_told(bad: str) -> None:
-    with pytest.raises(UserError, match="candidates must be at least 1 and every"):
+@pytest.mark.parametrize(
+    ("bad", "told"), [("candidates=0", "candidates must be at least 1"), ("every=-1", "every must be at least 0")]
+)
+def test_bad_options_are_told(bad: str, told: str) -> None:
+    with pytest.raises(UserError, match=f"icarl: {told}"):
         parse_method(f"icarl({bad})")

@@ -183,7 +183,7 @@ def test_alone_it_is_added_to_fine_tuning() -> None:
 
 
 def test_a_temperature_out_of_range_is_told() -> None:
-    with pytest.raises(UserError, match="above 0"):
+    with pytest.raises(UserError, match="lwf: temperature must be above 0, not 0"):
         parse_method("lwf(temperature=0)")
 
 

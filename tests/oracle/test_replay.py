@@ -19,9 +19,12 @@ REPLAYING = ["er", "mir", "gss", "aser", "er_ace", "er_aml", "pcr", "scr"]
 @pytest.mark.parametrize("name", REPLAYING)
 def test_repeats_and_bad_numbers(name: str) -> None:
     assert parse_method(f"{name}(mem_iters=3)").repeats == 3
-    for text in (f"{name}(mem_iters=0)", f"{name}(n_recall=-1)"):
-        with pytest.raises(UserError, match=f"{name}: mem_iters must be at least 1 and n_recall at least 0"):
-            parse_method(text)
+    for bad, told in (
+        ("mem_iters=0", "mem_iters must be at least 1, not 0"),
+        ("n_recall=-1", "n_recall must be at least 0, not -1"),
+    ):
+        with pytest.raises(UserError, match=f"{name}: {told}"):
+            parse_method(f"{name}({bad})")
 
 
 @pytest.mark.parametrize("name", ["er", "mir", "er_ace", "er_aml", "pcr", "il2a"])

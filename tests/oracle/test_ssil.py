@@ -335,7 +335,11 @@ def test_predictions_are_plain_logits() -> None:
 
 @pytest.mark.parametrize(
     ("expression", "message"),
-    [("ssil(temperature=0)", "above 0"), ("ssil(strength=-1)", "not negative"), ("ssil(ratio=0)", "None draws n_recall")],
+    [
+        ("ssil(temperature=0)", "ssil: temperature must be above 0, not 0"),
+        ("ssil(strength=-1)", "ssil: strength must be at least 0, not -1"),
+        ("ssil(ratio=0)", "ssil: ratio must be above 0 or None, not 0"),
+    ],
 )
 def test_bad_options_are_told(expression: str, message: str) -> None:
     with pytest.raises(UserError, match=message):

@@ -319,5 +319,5 @@ def test_some_images_of_each_class_are_chosen_by_the_seed() -> None:
     assert one.order.tolist() == again.order.tolist()
     assert set(one.order.tolist()) != set(other.order.tolist())
     assert split(UNEVEN, 0, tasks=3, per_class=30).order.tolist() == split(UNEVEN, 0, tasks=3).order.tolist()
-    with pytest.raises(UserError, match="per_class must be at least 1, not 0"):
+    with pytest.raises(UserError, match="per_class must be at least 1 or None, not 0"):
         split(UNEVEN, 0, per_class=0)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
 from gracecl.controllers import Controller, Signals
 from gracecl.controllers.posterior import Strength
 from gracecl.registry import controllers
+from gracecl.registry.spec import Above
 
 
 @controllers.register("bayes")
@@ -26,9 +27,9 @@ class Bayes(Controller):
 
     c: float = -1.0
     """-1: strength grows with entropy, as in Algorithm 1; +1: it falls, as in the prose"""
-    sigma: float = 1.0
+    sigma: Annotated[float, Above(0)] = 1.0
     """noise of the entropies, which are taken relative to each other"""
-    tau: float = 1.0
+    tau: Annotated[float, Above(0)] = 1.0
     """width of the prior of ln γ"""
     mu0: float | Literal["unit"] = "unit"
     """centre of the prior of ln γ; unit puts it where E[γ] = 1 for a layer of average entropy"""

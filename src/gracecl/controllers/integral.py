@@ -9,14 +9,14 @@ more as long as it stays away. The sum stops growing where γ is at its limit, s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from gracecl.controllers import Controller, Signals
-from gracecl.errors import UserError
 from gracecl.registry import controllers
+from gracecl.registry.spec import Within
 
 
 @controllers.register("pi")
@@ -24,7 +24,7 @@ from gracecl.registry import controllers
 class ProportionalIntegral(Controller):
     """Drives each layer's entropy to a target by a proportional and an integral term."""
 
-    target: float = 0.25
+    target: Annotated[float, Within(0, 1)] = 0.25
     """wanted entropy of every layer, as a share of ln C, the entropy of a head that knows nothing"""
     proportional: float = 10.0
     """strength per share of ln C that a layer is off, in units of β"""
@@ -35,8 +35,6 @@ class ProportionalIntegral(Controller):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.target <= 1:
-            raise UserError(f"pi: target is a share of ln C between 0 and 1, not {self.target}")
         self._sum = torch.zeros(())
 
     def strengths(self, signals: Signals) -> Tensor:

@@ -22,12 +22,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from gracecl.errors import UserError
+from gracecl.registry import spec
+from gracecl.registry.spec import Above
 
 M_RANGE = (-8.0, 8.0)
 S_RANGE = (0.02, 2.0)
@@ -59,21 +61,17 @@ class Strength:
 
     c: float = -1.0
     """-1: a layer with more entropy gets a larger γ, as in the algorithm; 1: a smaller one, as the text says"""
-    sigma: float = 1.0
+    sigma: Annotated[float, Above(0)] = 1.0
     """σ, the noise of an entropy; 1 where d is standardised"""
-    tau: float = 1.0
+    tau: Annotated[float, Above(0)] = 1.0
     """τ, how far ln γ tends to be from μ0 before an entropy is seen"""
     mu0: float | Literal["unit"] = "unit"
     """μ0, the centre of the prior; 'unit' stands for the one that makes E[γ] = 1 at d = 0"""
 
     def __post_init__(self) -> None:
+        spec.check_fields(self, "strength")
         if self.c not in (-1, 1):
             raise UserError(f"strength: c must be -1 or 1, not {self.c!r}; its size is a matter of units, change mu0 instead")
-        for name, value in (("sigma", self.sigma), ("tau", self.tau)):
-            if not 0 < value < math.inf:
-                raise UserError(f"strength: {name} is a standard deviation and must be a positive number, not {value!r}")
-        if self.mu0 != "unit" and (isinstance(self.mu0, str) or not math.isfinite(self.mu0)):
-            raise UserError(f"strength: mu0 must be a finite number or 'unit', not {self.mu0!r}")
 
     @cached_property
     def centre(self) -> float:

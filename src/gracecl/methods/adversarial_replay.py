@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -38,13 +38,13 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
-from gracecl.errors import UserError
 from gracecl.functional.augment import View
 from gracecl.functional.losses import cross_entropy, mixed_cross_entropy
 from gracecl.memory import Memories
 from gracecl.methods.base import Method
 from gracecl.nets.scoring import Weights, gradient, rate_ahead, scoring, step_ahead
 from gracecl.registry import methods
+from gracecl.registry.spec import AtLeast, Within
 
 
 @methods.register("adversarial_replay")
@@ -52,15 +52,15 @@ from gracecl.registry import methods
 class AdversarialReplay(Method):
     """Retrospective adversarial replay: stored images pushed towards their nearest new ones are replayed beside the originals."""
 
-    n_recall: int = 64
+    n_recall: Annotated[int, AtLeast(0)] = 64
     """images drawn from memory at each step"""
-    beta: float = 0.4
+    beta: Annotated[float, Within(0, 1)] = 0.4
     """β, the weight of the attacked images; the replayed ones have the rest"""
-    radius: float = 8 / 255
+    radius: Annotated[float, AtLeast(0)] = 8 / 255
     """how far a pixel may move, of a range of 1"""
     step_size: float | None = None
     """how far one step of the attack moves a pixel; None is the radius"""
-    attack_steps: int = 2
+    attack_steps: Annotated[int, AtLeast(0)] = 2
     """steps of the attack"""
     momentum: float = 1.0
     """of the attack's direction"""
@@ -72,11 +72,6 @@ class AdversarialReplay(Method):
     """whether the attacked images are mixed from two memory images each"""
     virtual_lr: float | None = None
     """rate of the step that is looked ahead; None is the optimizer's for SGD, 0.1 for others, whose rates mean something else"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.beta <= 1 or self.radius < 0 or self.attack_steps < 0:
-            raise UserError("adversarial_replay: beta lies between 0 and 1; radius and attack_steps cannot be negative")
 
     def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
         stream, slots = np.arange(len(new)), memories.replay.draw(self.n_recall, planning.rng, except_labels=new.labels.tolist())

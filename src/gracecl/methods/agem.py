@@ -22,6 +22,7 @@ by it); 64 images make the reference (the program: 256); images are seen through
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from gracecl.methods.base import Boundaries, Method
 from gracecl.nets.flat import FlatParameters
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
+from gracecl.registry.spec import AtLeast
 
 SMALLEST_SQUARE = 1e-12
 REFERENCE = "log/reference"
@@ -44,7 +46,7 @@ REFERENCE = "log/reference"
 class AGEM(Method):
     """A-GEM: steps on the stream, without what would raise the loss of images drawn from memory."""
 
-    n_reference: int = 64
+    n_reference: Annotated[int, AtLeast(0)] = 64
     """images drawn from memory at each step, whose loss may not rise"""
     exclude_current_task: bool = False
     """draw them from finished tasks alone, as the paper does; needs a stream with task marks"""

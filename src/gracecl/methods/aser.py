@@ -26,19 +26,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gracecl.core import Ints, Planning, Selection, StreamBatch
-from gracecl.errors import UserError
 from gracecl.memory import Memories
 from gracecl.memory.knn_shapley import adversarial_values, balanced_draws, exchanges, shapley_values
 from gracecl.methods.er import ER
 from gracecl.nets.scoring import features_of
 from gracecl.registry import methods
+from gracecl.registry.spec import AtLeast
 
 FEWEST_PER_CLASS = 2
 
@@ -48,9 +48,9 @@ FEWEST_PER_CLASS = 2
 class ASER(ER):
     """ASER: keep and replay stored images by what they are worth to memory and to the new images' neighbourhood."""
 
-    neighbours: int = 3
+    neighbours: Annotated[int, AtLeast(1)] = 3
     """K, the neighbours that vote"""
-    per_class: float | None = None
+    per_class: Annotated[float, AtLeast(1)] | None = None
     """n_c, images per class in a candidate or evaluation set, rounded down; None is 2, or more where that gives too few to choose
     from: enough for twice n_recall candidates. In the update None leaves a quarter of a class's share of memory to be replaced"""
     retrieval: Literal["asvm", "asv", "neg_sv", "random"] = "asvm"
@@ -60,11 +60,6 @@ class ASER(ER):
     """how a full memory decides what to keep"""
     known_classes: bool = True
     """count all classes of the net in the update, as the paper's program does; False counts those met so far"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.neighbours < 1 or (self.per_class is not None and self.per_class < 1):
-            raise UserError(f"aser: neighbours and per_class must be at least 1, not {self.neighbours} and {self.per_class}")
 
     def recall(self, new: StreamBatch, memories: Memories, planning: Planning) -> Selection:
         """The most valuable candidates. Slots are needed on the host, so this waits for the device once."""

@@ -27,14 +27,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gracecl.core import Batch, Ints, LossTable, Planning, Progress, Selection, StreamBatch, Taps
-from gracecl.errors import UserError
 from gracecl.functional.losses import classes_among, cross_entropy, distillation
 from gracecl.memory import Memories
 from gracecl.memory.held_out import HeldOut
@@ -44,6 +43,7 @@ from gracecl.nets.correction import Correction, fit_correction
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.teacher import Teacher
 from gracecl.registry import methods
+from gracecl.registry.spec import Above, AtLeast, Below
 
 log = logging.getLogger(__name__)
 
@@ -53,21 +53,14 @@ log = logging.getLogger(__name__)
 class BiC(Replay):
     """BiC: replay with distillation, and two numbers fitted on held-out images that bring the newest classes' logits to level."""
 
-    temperature: float = 2.0
+    temperature: Annotated[float, Above(0)] = 2.0
     """T, which both softmaxes of the distillation are softened by"""
-    held_out: float = 0.1
+    held_out: Annotated[float, AtLeast(0), Below(1)] = 0.1
     """share of the memory's slots that hold validation images"""
-    shift_penalty: float = 0.05
+    shift_penalty: Annotated[float, AtLeast(0)] = 0.05
     """what b² is multiplied by in the fit"""
 
     boundaries: ClassVar[Boundaries] = "required"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.temperature <= 0 or self.shift_penalty < 0:
-            raise UserError("bic: temperature must be above 0 and shift_penalty not negative")
-        if not 0 <= self.held_out < 1:
-            raise UserError(f"bic: held_out is a share of the memory, from 0 to below 1, not {self.held_out}")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

@@ -29,13 +29,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps
-from gracecl.errors import UserError
 from gracecl.functional.losses import cross_entropy, distillation
 from gracecl.memory import Memories
 from gracecl.methods.base import Boundaries
@@ -44,6 +43,7 @@ from gracecl.nets.heads import CosineHead, HeldRows
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.teacher import Teacher
 from gracecl.registry import methods
+from gracecl.registry.spec import Above, AtLeast
 
 COSINE_EPSILON = 1e-12
 
@@ -53,17 +53,17 @@ COSINE_EPSILON = 1e-12
 class CCIL(Replay):
     """CCIL: new images compete among new classes, evenly drawn replayed ones among all; distillation on both, low rate later."""
 
-    strength: float = 5.0
+    strength: Annotated[float, AtLeast(0)] = 5.0
     """λ, of the distillation before it grows with the classes met; the program's for ImageNet is 600"""
     power: float = 0.66
     """how it grows with classes met / classes of the task"""
-    temperature: float = 2.0
+    temperature: Annotated[float, Above(0)] = 2.0
     """T, which teacher and net are softened by"""
-    later_rate: float = 0.1
+    later_rate: Annotated[float, Above(0)] = 0.1
     """the part of the learning rate that tasks after the first use"""
-    self_distillation: int = 0
+    self_distillation: Annotated[int, AtLeast(0)] = 0
     """passes over memory at the end of the first task, with a copy of the net as teacher"""
-    self_weight: float = 10.0
+    self_weight: Annotated[float, AtLeast(0)] = 10.0
     """of the distillation in these"""
     scale: float = 1.0
     """σ at the start"""
@@ -71,13 +71,6 @@ class CCIL(Replay):
     """keep the ReLU that features end in"""
 
     boundaries: ClassVar[Boundaries] = "required"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.temperature <= 0 or self.later_rate <= 0:
-            raise UserError(f"ccil: temperature and later_rate must be above 0, not {self.temperature} and {self.later_rate}")
-        if min(self.strength, self.self_weight, self.self_distillation) < 0:
-            raise UserError("ccil: strength, self_weight and self_distillation cannot be negative; 0 leaves a term out")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

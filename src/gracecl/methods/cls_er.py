@@ -25,20 +25,20 @@ runs replace for each benchmark (strength 0.15, rates 0.1 and 0.3, momenta 0.999
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
-from gracecl.errors import UserError
 from gracecl.functional.losses import cross_entropy, cross_entropy_of_each, logit_distance
 from gracecl.memory import Memories
 from gracecl.methods.replay import Replay
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.teacher import Average
 from gracecl.registry import methods
+from gracecl.registry.spec import AtLeast, Within
 
 
 @methods.register("cls_er")
@@ -46,24 +46,16 @@ from gracecl.registry import methods
 class CLSER(Replay):
     """CLS-ER: replay towards the surer of two slow averages of the net; predictions by the slower one."""
 
-    strength: float = 0.1
+    strength: Annotated[float, AtLeast(0)] = 0.1
     """λ, the weight of the distance to the averages' logits"""
-    plastic_rate: float = 0.9
+    plastic_rate: Annotated[float, Within(0, 1)] = 0.9
     """probability that the plastic model is updated after a step"""
-    plastic_momentum: float = 0.999
+    plastic_momentum: Annotated[float, Within(0, 1)] = 0.999
     """largest share of itself that the plastic model keeps in an update"""
-    stable_rate: float = 0.7
+    stable_rate: Annotated[float, Within(0, 1)] = 0.7
     """probability that the stable model is updated after a step"""
-    stable_momentum: float = 0.999
+    stable_momentum: Annotated[float, Within(0, 1)] = 0.999
     """largest share of itself that the stable model keeps in an update"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.strength < 0:
-            raise UserError(f"cls_er: strength cannot be negative, as {self.strength} is")
-        for name in ("plastic_rate", "plastic_momentum", "stable_rate", "stable_momentum"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"cls_er: {name} lies between 0 and 1, not at {getattr(self, name)}")
 
     @property
     def eval_net(self) -> TappedNet:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -47,6 +47,7 @@ from gracecl.nets.probe import LinearProbe
 from gracecl.nets.tapped import StackedLinear, TappedNet
 from gracecl.nets.teacher import Teacher
 from gracecl.registry import methods
+from gracecl.registry.spec import Above, AtLeast
 
 HIDDEN = "projector_hidden"
 
@@ -56,36 +57,31 @@ HIDDEN = "projector_hidden"
 class Co2L(Replay):
     """Co2L: contrast with current classes as anchors, distilled relations between images; predictions by a linear probe."""
 
-    temperature: float = 0.5
+    temperature: Annotated[float, Above(0)] = 0.5
     """τ, of the contrast"""
-    base_temperature: float = 0.07
+    base_temperature: Annotated[float, Above(0)] = 0.07
     """τ_0, which the contrast is divided by after it was multiplied by τ; equal to the temperature it has no effect"""
-    distillation: float = 1.0
+    distillation: Annotated[float, AtLeast(0)] = 1.0
     """λ, the weight of the distilled relations"""
-    relation_temperature: float = 0.2
+    relation_temperature: Annotated[float, Above(0)] = 0.2
     """κ, of the net's relations"""
-    teacher_temperature: float = 0.01
+    teacher_temperature: Annotated[float, Above(0)] = 0.01
     """κ*, of the teacher's relations"""
     teacher_mode: Literal["eval", "train"] = "eval"
     """whether the teacher's BatchNorm uses its running statistics or those of the step's images"""
     inference: Literal["probe", "ncm", "linear"] = "probe"  # type: ignore[assignment]
     """predict by the linear classifier that is fitted to the memory's features, by their nearest class mean, or by the head"""
-    probe_c: float = 1.0
+    probe_c: Annotated[float, Above(0)] = 1.0
     """scikit-learn's C, the inverse strength of that classifier's regularisation"""
     train_head: bool = False
     """train the linear heads beside it, on features that they do not move: for GRACE, and for inference='linear'"""
-    every: int = 500
+    every: Annotated[int, AtLeast(0)] = 500
     """steps after which the teacher is renewed on a stream without task marks, which is our extension; 0 is never"""
 
     boundaries: ClassVar[Boundaries] = "used"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        scales = (self.temperature, self.base_temperature, self.relation_temperature, self.teacher_temperature, self.probe_c)
-        if min(scales) <= 0:
-            raise UserError("co2l: all temperatures and probe_c must be above 0")
-        if self.distillation < 0 or self.every < 0:
-            raise UserError("co2l: distillation and every cannot be negative")
         if self.inference == "linear" and not self.train_head:
             raise UserError("co2l: inference='linear' needs heads that were trained; add train_head=True")
 

@@ -16,6 +16,7 @@ online setting (the paper's offline runs replay as many images as are new, with 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from torch import Tensor
@@ -25,6 +26,7 @@ from gracecl.functional.losses import cross_entropy, full_precision, logit_dista
 from gracecl.memory import Memories
 from gracecl.methods.base import Method
 from gracecl.registry import methods
+from gracecl.registry.spec import AtLeast
 
 
 @methods.register("der")
@@ -32,7 +34,7 @@ from gracecl.registry import methods
 class DER(Method):
     """Dark experience replay: stored images are replayed against the logits they had when they were new."""
 
-    n_recall: int = 64
+    n_recall: Annotated[int, AtLeast(0)] = 64
     """images in each draw from memory"""
     alpha: float = 0.2
     """α, the weight of the distance to the stored logits; with 0 they are not replayed at all"""

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -39,7 +40,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl.core import Batch, Ints, LossTable, Planning, Selection, StreamBatch, Taps
-from gracecl.errors import UserError
 from gracecl.functional.augment import View
 from gracecl.functional.losses import cross_entropy, full_precision
 from gracecl.memory import Memories
@@ -47,6 +47,7 @@ from gracecl.methods.replay import Replay
 from gracecl.nets.scoring import gradient_of, outputs, rate_ahead, step_ahead
 from gracecl.nets.tapped import StackedLinear, TappedNet
 from gracecl.registry import methods
+from gracecl.registry.spec import AtLeast
 
 HIDDEN = 128
 SMALLEST = 2.0**-52
@@ -58,19 +59,14 @@ SMALLEST = 2.0**-52
 class DVC(Replay):
     """DVC: two views with consistent outputs; replays the images whose gradient would grow most under the step on the new ones."""
 
-    n_candidates: int = 256
+    n_candidates: Annotated[int, AtLeast(0)] = 256
     """images drawn from memory and scored at each step"""
     virtual_lr: float | None = None
     """rate of the step that is looked ahead; None is the optimizer's for SGD and 0.1 for others, whose rates mean something else"""
-    mi_weight: float = 1.0
+    mi_weight: Annotated[float, AtLeast(0)] = 1.0
     """weight of the entropies of mean outputs"""
-    dl_weight: float = 4.0
+    dl_weight: Annotated[float, AtLeast(0)] = 4.0
     """weight of the distance of both views' outputs from their joint one; the paper's is 2 on CIFAR-10"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mi_weight < 0 or self.dl_weight < 0:
-            raise UserError("dvc: mi_weight and dl_weight cannot be negative")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

@@ -17,15 +17,15 @@ Differences from the paper: none known in the average. The authors' DER++ differ
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from gracecl.core import NO_TASK, Batch, Planning, Progress, Selection, StreamBatch, Taps
-from gracecl.errors import UserError
 from gracecl.memory import Memories
 from gracecl.methods.base import Boundaries, Method, Wrapper
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.teacher import Average
 from gracecl.registry import methods
+from gracecl.registry.spec import AtLeast, Within
 
 UNMARKED_WARM_UP = 500
 """S where no mark ends a first task: the batches of ten in one of ten tasks of CIFAR-100"""
@@ -38,19 +38,14 @@ class EMA(Wrapper):
 
     inner: Method = "derpp()"  # type: ignore[assignment]
     """the method that trains; the paper's are derpp() and rar()"""
-    momentum: float = 0.99
+    momentum: Annotated[float, Within(0, 1)] = 0.99
     """μ, the share of the shadow that each step keeps"""
-    early_momentum: float = 0.9
+    early_momentum: Annotated[float, Within(0, 1)] = 0.9
     """μ of the first steps"""
-    warm_up: int | None = None
+    warm_up: Annotated[int, AtLeast(0)] | None = None
     """S, after how many optimizer steps μ changes; None is the length of the first task, or 500 on a stream without task marks"""
 
     own_boundaries: ClassVar[Boundaries] = "used"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (0 <= self.momentum <= 1 and 0 <= self.early_momentum <= 1):
-            raise UserError(f"ema: momenta lie between 0 and 1, not {self.early_momentum} and {self.momentum}")
 
     @property
     def eval_net(self) -> TappedNet:

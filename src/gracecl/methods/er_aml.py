@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl.core import Batch, Ints, LossTable, Planning, Selection, StreamBatch, Taps
-from gracecl.errors import UserError
 from gracecl.functional.augment import View
 from gracecl.functional.losses import contrast, cross_entropy, unit
 from gracecl.memory import Memories, Memory
@@ -38,6 +37,7 @@ from gracecl.methods.replay import Replay
 from gracecl.nets.heads import CosineHead
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
+from gracecl.registry.spec import Above
 
 COSINE_SCALE, EPSILON = 10.0, 1e-5
 BASE_TEMPERATURE = 0.07
@@ -49,7 +49,7 @@ TRIPLET_WEIGHT, TRIPLET_MARGIN = 2.0, 0.2
 class ERAML(Replay):
     """ER-AML: replayed images train the head, new ones are contrasted with images of the classes they bring."""
 
-    temperature: float = 0.1
+    temperature: Annotated[float, Above(0)] = 0.1
     """τ, of the contrast"""
     gamma: float = 1.0
     """γ, the weight of the contrast"""
@@ -59,11 +59,6 @@ class ERAML(Replay):
     """linear, or 10 times the cosine between features and class weights, without bias"""
     joint_forward: bool = False
     """one forward for all images of a step, hence one BatchNorm batch, instead of one each for anchors, pairs and replay"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.temperature <= 0:
-            raise UserError(f"er_aml: temperature must be above 0, not {self.temperature}")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

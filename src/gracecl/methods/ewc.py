@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from gracecl.methods.quadratic import MeasuredAtTaskEnd
 from gracecl.nets.scoring import scoring
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
+from gracecl.registry.spec import AtLeast
 
 
 @methods.register("ewc")
@@ -35,7 +36,7 @@ from gracecl.registry import methods
 class EWC(MeasuredAtTaskEnd):
     """Elastic weight consolidation: weights matter by the Fisher information of each task; added to a learner."""
 
-    strength: float = 100.0
+    strength: Annotated[float, AtLeast(0)] = 100.0
     """λ, the strength of the pull"""
     labels: Literal["true", "sample", "pred", "all", "true_weighted"] = "true"
     """labels of the Fisher information. true: the images' own, empirical. sample: drawn from the net. pred: its guess. all: every

@@ -9,12 +9,13 @@ Differences from the paper: as for EWC, a sample of the task's images is kept be
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor
 
-from gracecl.errors import UserError
 from gracecl.methods.ewc import EWC
 from gracecl.registry import methods
+from gracecl.registry.spec import AtLeast
 
 
 @methods.register("ewc_on")
@@ -22,13 +23,8 @@ from gracecl.registry import methods
 class EWCOnline(EWC):
     """Online EWC: one running Fisher information and one anchor for all tasks; added to a learner."""
 
-    decay: float = 1.0
+    decay: Annotated[float, AtLeast(0)] = 1.0
     """γ, what is left of earlier importances at each task's end"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.decay < 0:
-            raise UserError(f"ewc_on: decay cannot be negative, as {self.decay} is; 1 keeps all importances, 0 none")
 
     def remember(self, fisher: Tensor) -> None:
         self.importance = self.decay * self.importance + fisher

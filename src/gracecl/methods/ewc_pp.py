@@ -14,17 +14,17 @@ the first batch's g²).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from gracecl.core import Batch, Progress
-from gracecl.errors import UserError
 from gracecl.memory import Memories
 from gracecl.methods.quadratic import QuadraticPenalty
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
+from gracecl.registry.spec import AtLeast, Within
 
 TINY = 1e-16
 """keeps F̂ at 0 where all entries of F are equal"""
@@ -35,17 +35,12 @@ TINY = 1e-16
 class EWCpp(QuadraticPenalty):
     """EWC++: elastic weight consolidation with a running estimate of importance; added to a learner."""
 
-    strength: float = 10.0
+    strength: Annotated[float, AtLeast(0)] = 10.0
     """λ, the strength of the pull"""
-    new_share: float = 0.9
+    new_share: Annotated[float, Within(0, 1)] = 0.9
     """α, the weight of the newest estimate in the running one"""
-    refresh: int = 50
+    refresh: Annotated[int, AtLeast(1)] = 50
     """K, steps between two refreshes of the running estimate; a task of fewer steps leaves it as it was"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.refresh < 1 or not 0 <= self.new_share <= 1:
-            raise UserError("ewc_pp: refresh must be at least 1 and new_share between 0 and 1")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

@@ -27,7 +27,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -35,7 +35,6 @@ from torch import Tensor
 
 from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.engine.fit import Fit
-from gracecl.errors import UserError
 from gracecl.functional import optim
 from gracecl.functional.losses import cross_entropy, mixed_cross_entropy
 from gracecl.memory import Memories
@@ -43,6 +42,7 @@ from gracecl.memory.class_balanced import add_balanced
 from gracecl.methods.base import Method, Trains
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
+from gracecl.registry.spec import Above, AtLeast, Within
 
 
 @methods.register("gdumb")
@@ -50,9 +50,9 @@ from gracecl.registry import methods
 class GDumb(Method):
     """GDumb: keep a class-balanced memory, and train from scratch on it whenever predictions are wanted."""
 
-    epochs: int = 256
+    epochs: Annotated[int, AtLeast(1)] = 256
     """over the memory before each evaluation: what a prediction costs"""
-    batch: int = 16
+    batch: Annotated[int, AtLeast(1)] = 16
     """images per mini-batch of that training"""
     lr: float = 0.05
     """highest learning rate"""
@@ -64,17 +64,12 @@ class GDumb(Method):
     """of SGD"""
     max_norm: float = 10.0
     """gradients with a larger norm are scaled down to it"""
-    cutmix: float = 0.5
+    cutmix: Annotated[float, Within(0, 1)] = 0.5
     """probability that a mini-batch is mixed; with few epochs, 0 is better"""
-    cutmix_alpha: float = 1.0
+    cutmix_alpha: Annotated[float, Above(0)] = 1.0
     """λ is drawn from Beta(alpha, alpha)"""
 
     trains: ClassVar[Trains] = "evaluation"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.epochs, self.batch) < 1 or not 0 <= self.cutmix <= 1 or self.cutmix_alpha <= 0:
-            raise UserError("gdumb: epochs and batch must be at least 1, cutmix a probability, cutmix_alpha above 0")
 
     def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
         return {}

@@ -22,7 +22,7 @@ method's. On a stream without task marks α is renewed every `refresh_every` ste
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from gracecl.methods.base import Boundaries, Method, Wrapper
 from gracecl.nets.class_means import class_means, nearest_mean
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods, spec
+from gracecl.registry.spec import AtLeast
 
 HELDOUT_SHARE = 0.1
 RATIO_EVERY = 100
@@ -90,7 +91,7 @@ class Grace(Wrapper):
     strength: str = "paper"
     """the rule that makes γ: paper, bayes, pi, balance or one of your own, with options as in "bayes(c=1, tau=0.5)"; beta,
     adaptive, unbiased and the two floors hold for each of them"""
-    refresh_every: int = 500
+    refresh_every: Annotated[int, AtLeast(0)] = 500
     """steps after which α is renewed on a stream without task marks; 0 leaves it at 1 there"""
 
     own_boundaries: ClassVar[Boundaries] = "used"
@@ -98,8 +99,6 @@ class Grace(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.refresh_every < 0:
-            raise UserError(f"grace: refresh_every cannot be negative, as {self.refresh_every} is; 0 means never")
         if self.entropy_of == "features" and self.classes == "seen":
             raise UserError(
                 "grace: the softmax of features spans features, not classes; use classes='all' with entropy_of='features'"

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -41,13 +41,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps
-from gracecl.errors import UserError
 from gracecl.functional.augment import Mirror, View
 from gracecl.functional.losses import cross_entropy, cross_entropy_of_each, full_precision
 from gracecl.memory import Memories
 from gracecl.methods.base import Boundaries, Method
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
+from gracecl.registry.spec import AtLeast
 
 
 @methods.register("gsa")
@@ -55,13 +55,13 @@ from gracecl.registry import methods
 class GSA(Method):
     """GSA: a softmax among the task's classes, and class-balanced replay weighted by each class's pull and push so far."""
 
-    n_recall: int = 64
+    n_recall: Annotated[int, AtLeast(0)] = 64
     """B, images of the balanced block, shared between the task and the past as their classes are"""
-    n_current: int = 22
+    n_current: Annotated[int, AtLeast(0)] = 22
     """images of the current task drawn from memory to join the new ones"""
-    replay_weight: float = 2.0
+    replay_weight: Annotated[float, AtLeast(0)] = 2.0
     """of the loss on the balanced block"""
-    warm_up: int = 5
+    warm_up: Annotated[int, AtLeast(0)] = 5
     """batches at the start of each task in which every class weighs 1"""
     mirrored: bool = True
     """a second, mirrored view of every image"""
@@ -71,11 +71,6 @@ class GSA(Method):
     """leave the head as it is from the second task on, outputs of new classes as drawn, as the authors' program does by accident"""
 
     boundaries: ClassVar[Boundaries] = "required"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.n_recall, self.n_current, self.warm_up, self.replay_weight) < 0:
-            raise UserError("gsa: n_recall, n_current, warm_up and replay_weight cannot be negative")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

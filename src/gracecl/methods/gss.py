@@ -22,7 +22,7 @@ that does not fit is cut (the program's memory may grow beyond its size); slots 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from gracecl.memory.gss import draw_groups, draw_victims, replacement_chance, si
 from gracecl.methods.er import ER
 from gracecl.nets.scoring import gradients_of_groups
 from gracecl.registry import methods
+from gracecl.registry.spec import AtLeast
 
 FIRST_SCORE = 0.1
 SCORE = "score"
@@ -44,9 +45,9 @@ SCORE = "score"
 class GSS(ER):
     """GSS-Greedy: experience replay from a memory whose images have dissimilar gradients."""
 
-    n_groups: int = 10
+    n_groups: Annotated[int, AtLeast(1)] = 10
     """groups of stored images that new ones are compared with"""
-    group_size: int = 10
+    group_size: Annotated[int, AtLeast(1)] = 10
     """stored images in a group, of which the mean gradient counts"""
     threshold: float = 0.0
     """a full memory takes no image of a batch whose gradient has at least this cosine with that of a group"""

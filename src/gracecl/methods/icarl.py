@@ -30,7 +30,7 @@ authors' program and others take the mean); a class without any image cannot be 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -38,7 +38,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl.core import NO_TASK, Batch, Ints, LossTable, Planning, Progress, Selection, StreamBatch, Taps
-from gracecl.errors import UserError
 from gracecl.functional.losses import binary_cross_entropy, full_precision
 from gracecl.memory import Memories
 from gracecl.memory.herding import herd
@@ -48,6 +47,7 @@ from gracecl.nets.scoring import features_of
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.teacher import Teacher
 from gracecl.registry import methods
+from gracecl.registry.spec import AtLeast
 
 CANDIDATES = "candidates"
 
@@ -59,19 +59,14 @@ class ICaRL(Replay):
 
     exemplars: Literal["herding", "reservoir"] = "herding"
     """choose exemplars by herding when a task ends, or keep a reservoir"""
-    candidates: int = 1000
+    candidates: Annotated[int, AtLeast(1)] = 1000
     """images of the current task among which herding chooses, kept beyond the memory until the task ends"""
-    every: int = 500
+    every: Annotated[int, AtLeast(0)] = 500
     """steps after which a stream without task marks is treated as if a task ended, which is our extension; 0 is never"""
     inference: Literal["linear", "ncm"] = field(default="ncm", kw_only=True)
     """predict by the nearest mean of exemplars, or by the largest output (the paper's hybrid1)"""
 
     boundaries: ClassVar[Boundaries] = "used"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.candidates < 1 or self.every < 0:
-            raise UserError("icarl: candidates must be at least 1 and every at least 0")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

@@ -34,7 +34,7 @@ through those of unmet classes, which nothing else holds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -42,7 +42,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl.core import Batch, Ints, LossTable, Planning, Progress, Selection, StreamBatch, Taps
-from gracecl.errors import UserError
 from gracecl.functional.augment import central_shares, mix, pair_number, unlike_pairs
 from gracecl.functional.losses import cross_entropy, cross_entropy_of_each, frobenius_distance, full_precision
 from gracecl.memory import Memories
@@ -51,6 +50,7 @@ from gracecl.methods.replay import Replay
 from gracecl.nets.tapped import StackedLinear, TappedNet
 from gracecl.nets.teacher import Teacher
 from gracecl.registry import methods
+from gracecl.registry.spec import Above, AtLeast
 
 
 @methods.register("il2a")
@@ -58,37 +58,28 @@ from gracecl.registry import methods
 class IL2A(Replay):
     """IL2A: mixes of two new classes are extra classes, and old classes are kept as Gaussians of features that train the head."""
 
-    mix_times: int = 4
+    mix_times: Annotated[int, AtLeast(0)] = 4
     """how often each new image is offered to be mixed with another"""
-    concentration: float = 20.0
+    concentration: Annotated[float, Above(0)] = 20.0
     """shares of mixes are drawn from Beta(concentration, concentration)"""
-    mixed_classes: int = 20
+    mixed_classes: Annotated[int, AtLeast(0)] = 20
     """classes of a task that are mixed with each other, the first met; each pair of them has an output"""
-    temperature: float = 0.1
+    temperature: Annotated[float, Above(0)] = 0.1
     """T, which logits are divided by"""
-    semantic_weight: float = 10.0
+    semantic_weight: Annotated[float, AtLeast(0)] = 10.0
     """of the cross-entropy on old classes' Gaussians"""
-    spread: float = 2.5
+    spread: Annotated[float, AtLeast(0)] = 2.5
     """γ, the factor of their covariances"""
-    n_prototypes: int = 64
+    n_prototypes: Annotated[int, AtLeast(1)] = 64
     """old classes drawn at each step, the same possibly more than once"""
-    kd_weight: float = 10.0
+    kd_weight: Annotated[float, AtLeast(0)] = 10.0
     """of the distance from the features that the last task's net has"""
-    n_statistics: int = 0
+    n_statistics: Annotated[int, AtLeast(0)] = 0
     """images of the current task that are kept beside the memory to find its Gaussians; 0 takes the memory's own"""
     reference: bool = False
     """give a class the covariance that the authors' program looks up for it, which from the third task on is another's"""
 
     boundaries: ClassVar[Boundaries] = "required"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.temperature, self.concentration, self.n_prototypes) <= 0:
-            raise UserError("il2a: temperature, concentration and n_prototypes must be above 0")
-        if min(self.mix_times, self.mixed_classes, self.spread, self.semantic_weight, self.kd_weight, self.n_statistics) < 0:
-            raise UserError(
-                "il2a: mix_times, mixed_classes, spread, semantic_weight, kd_weight and n_statistics cannot be negative"
-            )
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

@@ -14,6 +14,7 @@ images, as ER's has, and one mean runs over both batches; offline training uses 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from torch import Tensor
@@ -23,6 +24,7 @@ from gracecl.functional.losses import cross_entropy
 from gracecl.memory import Memories
 from gracecl.methods.base import Method
 from gracecl.registry import methods
+from gracecl.registry.spec import AtLeast
 from gracecl.streams import Stream
 from gracecl.streams.iid import offline, shuffled
 
@@ -32,11 +34,11 @@ from gracecl.streams.iid import offline, shuffled
 class Joint(Method):
     """Training on all classes in random order, the upper bound at equal images per step; or offline for many epochs."""
 
-    n_recall: int = 64
+    n_recall: Annotated[int, AtLeast(0)] = 64
     """images of the second, independent pass in each step"""
-    offline_epochs: int = 0
+    offline_epochs: Annotated[int, AtLeast(0)] = 0
     """if above 0: that many epochs over everything instead of one pass with a second batch"""
-    offline_batch: int = 128
+    offline_batch: Annotated[int, AtLeast(1)] = 128
     """images per step of offline training"""
 
     def stream(self, stream: Stream) -> Stream:

@@ -27,13 +27,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
 
 from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps
-from gracecl.errors import UserError
 from gracecl.functional.losses import cosine_distance, cross_entropy, margin_ranking
 from gracecl.memory import Memories
 from gracecl.methods.base import Boundaries
@@ -43,6 +42,7 @@ from gracecl.nets.heads import CosineHead, HeldRows
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.teacher import Teacher
 from gracecl.registry import methods
+from gracecl.registry.spec import AtLeast
 
 COSINE_EPSILON = 1e-12
 
@@ -52,13 +52,13 @@ COSINE_EPSILON = 1e-12
 class LUCIR(Replay):
     """LUCIR: a cosine head whose old rows are frozen, features that keep their direction, a margin between old and new classes."""
 
-    less_forget: float = 5.0
+    less_forget: Annotated[float, AtLeast(0)] = 5.0
     """λ_base, of the distillation of features' directions"""
     margin: float = 0.5
     """by how much an old image's cosine with its class should exceed those with new classes"""
-    margin_weight: float = 1.0
+    margin_weight: Annotated[float, AtLeast(0)] = 1.0
     """of the margin's term"""
-    nearest: int = 2
+    nearest: Annotated[int, AtLeast(1)] = 2
     """K, new classes that each old image is kept away from; fewer while fewer were met"""
     scale: float = 1.0
     """η at the start; in one pass 1 may stay small, 10 is a common choice"""
@@ -68,13 +68,6 @@ class LUCIR(Replay):
     """keep the ReLU that features end in"""
 
     boundaries: ClassVar[Boundaries] = "required"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.nearest < 1:
-            raise UserError(f"lucir: nearest must be at least 1, not {self.nearest}; margin_weight=0 leaves the margin out")
-        if self.less_forget < 0 or self.margin_weight < 0:
-            raise UserError("lucir: less_forget and margin_weight cannot be negative; 0 leaves a term out")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

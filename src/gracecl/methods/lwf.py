@@ -15,19 +15,19 @@ streams without task marks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from gracecl.core import NO_TASK, Batch, LossTable, Progress, StreamBatch, Taps
-from gracecl.errors import UserError
 from gracecl.functional.losses import distillation
 from gracecl.memory import Memories
 from gracecl.methods.base import Addition, Boundaries
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.teacher import Teacher
 from gracecl.registry import methods
+from gracecl.registry.spec import Above, AtLeast
 
 
 @methods.register("lwf")
@@ -35,21 +35,14 @@ from gracecl.registry import methods
 class LwF(Addition):
     """Learning without forgetting: on new images, outputs for old classes stay near what the net said before the task."""
 
-    strength: float = 1.0
+    strength: Annotated[float, AtLeast(0)] = 1.0
     """λ, the weight of the distillation"""
-    temperature: float = 2.0
+    temperature: Annotated[float, Above(0)] = 2.0
     """T, which both softmaxes are softened by"""
-    every: int = 500
+    every: Annotated[int, AtLeast(0)] = 500
     """steps after which the teacher is renewed on a stream without task marks, which is our extension; 0 is never"""
 
     boundaries: ClassVar[Boundaries] = "used"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.temperature <= 0:
-            raise UserError(f"lwf: the temperature must be above 0, not {self.temperature}")
-        if self.strength < 0 or self.every < 0:
-            raise UserError("lwf: strength and every cannot be negative")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

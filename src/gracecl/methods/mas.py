@@ -13,15 +13,16 @@ heads.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from gracecl.core import Progress
-from gracecl.errors import UserError
 from gracecl.memory import Memories
 from gracecl.methods.quadratic import MeasuredAtTaskEnd
 from gracecl.registry import methods
+from gracecl.registry.spec import AtLeast, Within
 
 
 @methods.register("mas")
@@ -29,15 +30,10 @@ from gracecl.registry import methods
 class MAS(MeasuredAtTaskEnd):
     """Memory aware synapses: weights matter by how strongly the logits depend on them; added to a learner."""
 
-    strength: float = 1.0
+    strength: Annotated[float, AtLeast(0)] = 1.0
     """λ, the strength of the pull"""
-    keep: float | None = None
+    keep: Annotated[float, Within(0, 1)] | None = None
     """share of the old importances in the mean of old and new ones; None adds the new ones, as in the paper"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.keep is not None and not 0 <= self.keep <= 1:
-            raise UserError(f"mas: keep is a share between 0 and 1, or None to add importances up, not {self.keep}")
 
     def consolidate(self, memories: Memories, progress: Progress) -> None:
         images = memories[self.name]

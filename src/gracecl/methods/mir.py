@@ -22,7 +22,7 @@ twice (the paper's program reuses the gradient), which lets planning leave the l
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from gracecl.memory import Memories
 from gracecl.methods.er import ER
 from gracecl.nets.scoring import Normalisation, gradient, loss_of_each, rate_ahead, step_ahead
 from gracecl.registry import methods
+from gracecl.registry.spec import AtLeast
 
 BEST_LOSS, SCORED = "best_loss", "scored"
 
@@ -44,7 +45,7 @@ class MIR(ER):
 
     reduction: Literal["concat", "sum_of_means"] = "sum_of_means"
     """two forwards and the sum of two means, or one forward and one mean over new and replayed images"""
-    n_candidates: int = 256
+    n_candidates: Annotated[int, AtLeast(0)] = 256
     """images drawn from memory and scored at each step"""
     virtual_lr: float | None = None
     """rate of the step that is looked ahead; None is the optimizer's for SGD and 0.1 for others, whose rates mean something else"""

@@ -18,19 +18,19 @@ share of λ each, where the paper's nets have one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
-from gracecl.errors import UserError
 from gracecl.functional.losses import distillation
 from gracecl.memory import Memories
 from gracecl.methods.base import Method, Wrapper
 from gracecl.nets.tapped import BATCH_NORMS, TappedNet
 from gracecl.nets.teacher import frozen_copy
 from gracecl.registry import methods
+from gracecl.registry.spec import Above, Within
 
 
 @methods.register("mkd")
@@ -42,21 +42,14 @@ class MKD(Wrapper):
     """the method that makes the other losses"""
     strength: float = 5.5
     """λ, the weight of the distillation"""
-    teacher_rate: float = 0.01
+    teacher_rate: Annotated[float, Within(0, 1)] = 0.01
     """a, the share of the net that the teacher takes on at each optimizer step"""
-    temperature: float = 4.0
+    temperature: Annotated[float, Above(0)] = 4.0
     """T, by which logits are divided"""
     layers: Literal["last", "all"] = "last"
     """tapped layers that are distilled: the deepest, or all of them with an equal share of λ"""
     predict: Literal["mean", "teacher", "net"] = "mean"
     """whose weights predict; all with the net's running statistics"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (0 <= self.teacher_rate <= 1 and self.temperature > 0):
-            raise UserError(
-                f"mkd: teacher_rate lies in [0, 1] and temperature above 0, not {self.teacher_rate} and {self.temperature}"
-            )
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ from gracecl.methods.base import Boundaries, Method
 from gracecl.nets.class_means import class_means, nearest_mean
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
+from gracecl.registry.spec import Above, AtLeast
 
 
 @methods.register("mose")
@@ -49,11 +50,11 @@ from gracecl.registry import methods
 class MOSE(Method):
     """MOSE: an expert at each layer, contrast and cross-entropy on new and balanced blocks, reverse self-distillation."""
 
-    n_recall: int = 64
+    n_recall: Annotated[int, AtLeast(0)] = 64
     """B, the size that the blocks are made up to"""
-    per_class: int = 7
+    per_class: Annotated[int, AtLeast(0)] = 7
     """past images in the balanced block, at most this many per seen class"""
-    temperature: float = 0.07
+    temperature: Annotated[float, Above(0)] = 0.07
     """of the contrastive loss"""
     balanced_weight: float = 2.0
     """of the cross-entropy on the balanced block"""

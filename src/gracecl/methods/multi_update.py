@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from gracecl.functional.augment import View
 from gracecl.memory import Memories
 from gracecl.methods.base import Method, Wrapper
 from gracecl.registry import methods
+from gracecl.registry.spec import AtLeast
 
 
 @methods.register("multi_update")
@@ -38,13 +40,8 @@ class MultiUpdate(Wrapper):
 
     inner: Method = "mose()"  # type: ignore[assignment]
     """the method whose step is shared out"""
-    updates: int = 4
+    updates: Annotated[int, AtLeast(1)] = 4
     """U, optimizer steps in place of each of the inner method's; a divisor or a multiple of its number of views"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.updates < 1:
-            raise UserError(f"multi_update: updates must be at least 1, not {self.updates}")
 
     @property
     def repeats(self) -> int:  # type: ignore[override]

@@ -29,13 +29,12 @@ without task marks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
 
 from gracecl.core import NO_TASK, Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps
-from gracecl.errors import UserError
 from gracecl.functional import augment
 from gracecl.functional.augment import View
 from gracecl.functional.losses import INFO_NCE_EPSILON, cross_entropy, info_nce, info_nce_terms, logit_distance, products, unit
@@ -45,6 +44,7 @@ from gracecl.methods.rotation_contrast import RotationContrast, pseudo_labels, r
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.teacher import Teacher
 from gracecl.registry import methods
+from gracecl.registry.spec import AtLeast
 
 
 @methods.register("ocm")
@@ -54,15 +54,10 @@ class OCM(RotationContrast):
 
     teacher_mode: Literal["eval", "train"] = "eval"
     """whether the teacher uses BatchNorm's running statistics or, as the authors' program, those of the images it is shown"""
-    every: int = 500
+    every: Annotated[int, AtLeast(0)] = 500
     """steps after which the teacher is renewed on a stream without task marks, which is our extension; 0 is never"""
 
     boundaries: ClassVar[Boundaries] = "used"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.every < 0:
-            raise UserError(f"ocm: every cannot be negative, as {self.every} is; 0 means never")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

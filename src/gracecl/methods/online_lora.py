@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ from gracecl.nets.scoring import gradients_of_each
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.trunk import LowRankLinear, TrunkOptions, attention_projections
 from gracecl.registry import methods
+from gracecl.registry.spec import Above, AtLeast
 
 
 @methods.register("online_lora")
@@ -58,29 +59,24 @@ from gracecl.registry import methods
 class OnlineLoRA(Method):
     """Online-LoRA: low-rank adapters on a frozen transformer, folded into it and held by importance at plateaus of the loss."""
 
-    rank: int = 4
+    rank: Annotated[int, AtLeast(1)] = 4
     """r, of the adapters"""
-    n_hard: int = 4
+    n_hard: Annotated[int, AtLeast(0)] = 4
     """h, batches of the stream that are kept and trained on at every step: the hardest ones"""
-    strength: float = 2000.0
+    strength: Annotated[float, AtLeast(0)] = 2000.0
     """λ, of the pull of the adapters' important entries towards 0"""
     mean_below: float = 6.0
     """the loss is on a plateau where the mean of its window is below this"""
     variance_below: float = 0.1
     """and the window's variance below this"""
-    window: int = 5
+    window: Annotated[int, AtLeast(1)] = 5
     """how many of the last losses are looked at"""
-    lr: float = 0.0002
+    lr: Annotated[float, Above(0)] = 0.0002
     """learning rate of its Adam"""
     reference: bool = False
     """do as the authors' program does, faults included: see the differences above"""
 
     needs_attention: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.rank, self.window) < 1 or min(self.n_hard, self.strength) < 0 or self.lr <= 0:
-            raise UserError("online_lora: rank and window must be at least 1, n_hard and strength at least 0, lr above 0")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

@@ -34,14 +34,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gracecl.core import Batch, Ints, LossTable, Planning, Selection, StreamBatch, Taps
-from gracecl.errors import UserError
 from gracecl.functional.augment import Blend, Floats, View
 from gracecl.functional.losses import (
     INFO_NCE_EPSILON,
@@ -57,6 +56,7 @@ from gracecl.methods.base import Boundaries
 from gracecl.methods.rotation_contrast import RotationContrast
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
+from gracecl.registry.spec import Above, Within
 
 SMALLEST_DISTANCE = 1e-8
 
@@ -80,25 +80,18 @@ class Mixes:
 class OnPro(RotationContrast):
     """OnPro: InfoNCE over rotations, contrast of class prototypes, and replay mixed of classes whose prototypes are close."""
 
-    base_rate: float = 0.9
+    base_rate: Annotated[float, Within(0, 1)] = 0.9
     """ρ, the part of the replayed images that are mixed among themselves; the rest is of pairs of classes"""
-    mix_probability: float = 0.2
+    mix_probability: Annotated[float, Within(0, 1)] = 0.2
     """p, whether images are mixed"""
-    base_share: float = 0.6
+    base_share: Annotated[float, Within(0, 1)] = 0.6
     """the largest λ_mix of images that are mixed among themselves"""
-    concentration: float = 0.4
+    concentration: Annotated[float, Above(0)] = 0.4
     """of the Beta distribution that gives λ_mix of pairs of classes"""
-    prototype_temperature: float = 0.5
+    prototype_temperature: Annotated[float, Above(0)] = 0.5
     """τ_p"""
 
     boundaries: ClassVar[Boundaries] = "used"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (0 <= self.base_rate <= 1 and 0 <= self.mix_probability <= 1 and 0 <= self.base_share <= 1):
-            raise UserError("onpro: base_rate, mix_probability and base_share lie between 0 and 1")
-        if self.prototype_temperature <= 0 or self.concentration <= 0:
-            raise UserError("onpro: prototype_temperature and concentration must be above 0")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

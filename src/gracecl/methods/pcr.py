@@ -21,11 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
-from gracecl.errors import UserError
 from gracecl.functional.augment import View
 from gracecl.functional.losses import proxy_contrast
 from gracecl.memory import Memories
@@ -33,6 +33,7 @@ from gracecl.methods.replay import Replay
 from gracecl.nets.heads import CosineHead
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
+from gracecl.registry.spec import Above
 
 COSINE_EPSILON = 1e-6
 
@@ -42,15 +43,10 @@ COSINE_EPSILON = 1e-6
 class PCR(Replay):
     """PCR: every image against the proxies of the classes in its step, each counted as often as the class occurs."""
 
-    temperature: float = 0.09
+    temperature: Annotated[float, Above(0)] = 0.09
     """cosines are divided by it"""
     joint_forward: bool = False
     """one forward for new and replayed images, hence one BatchNorm batch, instead of one for each"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.temperature <= 0:
-            raise UserError(f"pcr: temperature must be above 0, not {self.temperature}")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gracecl.core import NO_TASK, Batch, LossTable, Progress, StreamBatch, Taps
-from gracecl.errors import UserError
 from gracecl.memory import Memories
 from gracecl.methods.base import Addition, Boundaries
 from gracecl.nets.flat import FlatParameters
 from gracecl.nets.scoring import gradients_of_each, trainable
 from gracecl.nets.tapped import TappedNet
+from gracecl.registry.spec import AtLeast
 
 FLOATS_AT_ONCE = 1 << 25
 """gradients of single images that are held at a time"""
@@ -33,21 +33,16 @@ FLOATS_AT_ONCE = 1 << 25
 class QuadraticPenalty(Addition):
     """A pull of important weights towards where they were when the last task ended."""
 
-    strength: float = 1.0
+    strength: Annotated[float, AtLeast(0)] = 1.0
     """λ, the strength of the pull"""
     exclude_head: bool = False
     """leave the classification heads free"""
-    every: int = 500
+    every: Annotated[int, AtLeast(0)] = 500
     """steps between two consolidations on a stream without task marks, which is our extension; 0 is never"""
 
     boundaries: ClassVar[Boundaries] = "used"
     half: ClassVar[bool] = False
     """whether the paper writes the penalty as λ/2 instead of λ times the sum"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.strength < 0 or self.every < 0:
-            raise UserError(f"{self.name}: strength and every cannot be negative")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
@@ -95,13 +90,8 @@ class QuadraticPenalty(Addition):
 class MeasuredAtTaskEnd(QuadraticPenalty):
     """A penalty whose importances are found by looking at a sample of the task's images once more when the task ends."""
 
-    n_fisher: int = 1000
+    n_fisher: Annotated[int, AtLeast(1)] = 1000
     """images of the current task that are kept for this, beside the memory"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.n_fisher < 1:
-            raise UserError(f"{self.name}: n_fisher must be at least 1, not {self.n_fisher}")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

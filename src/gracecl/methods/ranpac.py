@@ -22,18 +22,18 @@ and not below what double precision can tell from 0; the program's scores have o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl.core import Progress, Taps
-from gracecl.errors import UserError
 from gracecl.memory import Memories
 from gracecl.methods.closed_form import ClosedForm
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
+from gracecl.registry.spec import Above, AtLeast
 
 RIDGES = [10.0**power for power in range(-8, 9)]
 HELD_OUT_EVERY = 5
@@ -46,18 +46,13 @@ RIDGE_OF_FIRST_IMAGES = 1.0
 class RanPAC(ClosedForm):
     """RanPAC: ridge regression on random projections of a pretrained net's features, in closed form; no training, no memory."""
 
-    projections: int = 2000
+    projections: Annotated[int, AtLeast(1)] = 2000
     """M, the number of random features; the paper's is 10000"""
-    ridge: float | None = None
+    ridge: Annotated[float, Above(0)] | None = None
     """λ; None chooses it at each evaluation by the error on every fifth image"""
 
     sums: ClassVar[tuple[str, ...]] = ("projection", "gram", "prototypes", "images")
     family: ClassVar[str] = "ridge"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.projections < 1 or (self.ridge is not None and self.ridge <= 0):
-            raise UserError("ranpac: projections must be at least 1 and ridge above 0, or None to have it chosen")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from gracecl.core import Batch, LossTable, Taps
 from gracecl.errors import UserError
@@ -29,6 +29,7 @@ from gracecl.functional.augment import View
 from gracecl.functional.rand_augment import RandAugment
 from gracecl.methods.base import Method, Wrapper
 from gracecl.registry import methods
+from gracecl.registry.spec import AtLeast, Within
 
 
 @methods.register("rar")
@@ -38,13 +39,13 @@ class RAR(Wrapper):
 
     inner: Method = "er(reduction='sum_of_means')"  # type: ignore[assignment]
     """the method whose steps are repeated"""
-    iterations: int = 10
+    iterations: Annotated[int, AtLeast(1)] = 10
     """K, steps per batch of the stream; the paper compares 1, 2, 5, 10 and 20"""
     augmentation: Literal["randaugment", "run"] = "randaugment"
     """what replaces the run's augmentation: RandAugment, or nothing (EMA's base: rar(er(), iterations=3, augmentation='run'))"""
-    operations: int = 1
+    operations: Annotated[int, AtLeast(0)] = 1
     """P, operations of RandAugment on each image"""
-    magnitude: float = 14
+    magnitude: Annotated[float, Within(0, 30)] = 14
     """Q, their strength from 0 to 30"""
     pixel_ranges: Literal["scaled", "absolute"] = "scaled"
     """whether RandAugment's shifts and cut-outs go with the image's size or are pixels, as for images of 224"""
@@ -54,11 +55,6 @@ class RAR(Wrapper):
     """w_s, of the cross-entropy on the stream's images"""
     joint: bool = True
     """one forward over all blocks, as the paper's program does; False leaves that to the inner method"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.iterations < 1 or self.operations < 0 or not 0 <= self.magnitude <= 30:
-            raise UserError("rar: iterations must be at least 1, operations at least 0, and magnitude from 0 to 30")
 
     @property
     def repeats(self) -> int:  # type: ignore[override]

@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from gracecl.core import Ints, Progress, StreamBatch, Taps
-from gracecl.errors import UserError
 from gracecl.functional.losses import classes_among
 from gracecl.memory import Memories
 from gracecl.methods.base import Method
 from gracecl.nets.class_means import class_means, nearest_mean
 from gracecl.nets.tapped import TappedNet
+from gracecl.registry.spec import AtLeast
 
 
 @dataclass(eq=False, repr=False)
 class Replay(Method):
     """A method that draws images from memory at each step."""
 
-    n_recall: int = 64
+    n_recall: Annotated[int, AtLeast(0)] = 64
     """images drawn from memory at each step"""
-    mem_iters: int = field(default=1, kw_only=True)
+    mem_iters: Annotated[int, AtLeast(1)] = field(default=1, kw_only=True)
     """optimizer steps on each batch of the stream, each with images drawn anew; the batch is stored once"""
     inference: Literal["linear", "ncm"] = field(default="linear", kw_only=True)
     """predict by the head, or by the nearest class mean of the memory's features"""
-    recall_per_class: int | None = field(default=None, kw_only=True)
+    recall_per_class: Annotated[int, AtLeast(1)] | None = field(default=None, kw_only=True)
     """draw at most so many images for each class met so far, which counts while these are few; None draws n_recall at once"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mem_iters < 1 or self.n_recall < 0:
-            raise UserError(
-                f"{self.name}: mem_iters must be at least 1 and n_recall at least 0, not {self.mem_iters} and {self.n_recall}"
-            )
-        if self.recall_per_class is not None and self.recall_per_class < 1:
-            raise UserError(f"{self.name}: recall_per_class must be at least 1, or None for no limit, not {self.recall_per_class}")
 
     def recalled(self, new: StreamBatch) -> int:
         """How many images to draw from memory in this step."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from gracecl.functional.losses import info_nce, info_nce_of_pairs, info_nce_term
 from gracecl.memory import Memories
 from gracecl.methods.replay import Replay
 from gracecl.nets.tapped import StackedLinear, TappedNet
+from gracecl.registry.spec import Above, AtLeast
 
 TURNED = ("new", "replay")
 """the blocks that are seen in all rotations, raw and augmented"""
@@ -38,19 +40,14 @@ FEATURES_PER_PROJECTION = 4
 class RotationContrast(Replay):
     """A method that contrasts 16 rotations of new and replayed images."""
 
-    recall_per_class: int | None = field(default=7, kw_only=True)
+    recall_per_class: Annotated[int, AtLeast(1)] | None = field(default=7, kw_only=True)
     """draw at most so many images for each class met so far; None draws n_recall at once"""
     scale: float = field(default=1.0, kw_only=True)
     """λ of steps with replay, which similarities are multiplied by; it is 1 in the first task"""
-    temperature: float = field(default=0.07, kw_only=True)
+    temperature: Annotated[float, Above(0)] = field(default=0.07, kw_only=True)
     """τ"""
     projection: int | None = field(default=None, kw_only=True)
     """columns of the projection; None is a quarter of the features'"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.temperature <= 0:
-            raise UserError(f"{self.name}: temperature must be above 0, not {self.temperature}")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from gracecl.methods.replay import Replay
 from gracecl.nets.class_means import class_means, nearest_mean
 from gracecl.nets.tapped import StackedLinear, TappedNet
 from gracecl.registry import methods
+from gracecl.registry.spec import Above
 
 REVIEW_SCALE = 0.1
 """what gradients are multiplied by in the review"""
@@ -49,7 +50,7 @@ REVIEW_SCALE = 0.1
 class SCR(Replay):
     """SCR: supervised contrast over two views of new and replayed images; predictions by the nearest class mean."""
 
-    temperature: float = 0.1
+    temperature: Annotated[float, Above(0)] = 0.1
     """of the contrast"""
     projector: Literal["mlp", "linear", "none"] = "mlp"
     """what makes vectors to contrast of features: a hidden layer of their width and a linear one, the latter alone, or nothing"""
@@ -67,8 +68,6 @@ class SCR(Replay):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.temperature <= 0:
-            raise UserError(f"scr: temperature must be above 0, not {self.temperature}")
         if self.inference == "linear" and not self.train_head:
             raise UserError("scr: inference='linear' needs heads that were trained; add train_head=True")
 

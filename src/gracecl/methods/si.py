@@ -11,16 +11,16 @@ follows their sum. The first displacement is measured from the initial weights.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
 from gracecl.core import Batch, Progress, Taps
-from gracecl.errors import UserError
 from gracecl.memory import Memories
 from gracecl.methods.quadratic import QuadraticPenalty
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
+from gracecl.registry.spec import Above, AtLeast
 
 
 @methods.register("si")
@@ -28,17 +28,12 @@ from gracecl.registry import methods
 class SI(QuadraticPenalty):
     """Synaptic intelligence: weights matter by how much their path lowered the loss; added to a learner."""
 
-    strength: float = 0.1
+    strength: Annotated[float, AtLeast(0)] = 0.1
     """c, the strength of the pull"""
-    damping: float = 0.1
+    damping: Annotated[float, Above(0)] = 0.1
     """ξ, which bounds the importance of weights that hardly moved"""
     rectify: Literal["sum", "increment"] = "sum"
     """what is kept from becoming negative: the importance itself, as in the authors' program, or each task's share of it"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.damping <= 0:
-            raise UserError(f"si: damping must be above 0, not {self.damping}; weights that did not move would be divided by it")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

@@ -25,18 +25,18 @@ by another estimator (OAS), here everything is streamed; sums are in double prec
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl.core import Progress, Taps
-from gracecl.errors import UserError
 from gracecl.memory import Memories
 from gracecl.methods.closed_form import ClosedForm
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
+from gracecl.registry.spec import Above, AtMost
 
 
 @methods.register("slda")
@@ -44,7 +44,7 @@ from gracecl.registry import methods
 class SLDA(ClosedForm):
     """Deep SLDA: class means and a shared covariance of a pretrained net's features, image by image; no training, no memory."""
 
-    shrinkage: float = 1e-4
+    shrinkage: Annotated[float, Above(0), AtMost(1)] = 1e-4
     """ε, the share of the covariance that is replaced by a multiple of the identity"""
     shrink_to: Literal["identity", "variance"] = "identity"
     """the multiple: 1, or the mean variance of the features, which does not depend on their scale"""
@@ -55,11 +55,6 @@ class SLDA(ClosedForm):
 
     sums: ClassVar[tuple[str, ...]] = ("counts", "means", "scatter")
     family: ClassVar[str] = "lda"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.shrinkage <= 1:
-            raise UserError(f"slda: shrinkage must be above 0 and at most 1, not {self.shrinkage}; without any there is no inverse")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

@@ -23,14 +23,13 @@ classes wherever it comes from (the program takes labels modulo the task's size,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gracecl.core import Batch, Ints, LossTable, Planning, Progress, Selection, StreamBatch, Taps
-from gracecl.errors import UserError
 from gracecl.functional.losses import class_blocks, classes_among, cross_entropy, distillation
 from gracecl.memory import Memories
 from gracecl.methods.base import Boundaries
@@ -38,6 +37,7 @@ from gracecl.methods.replay import Replay
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.teacher import Teacher
 from gracecl.registry import methods
+from gracecl.registry.spec import Above, AtLeast
 
 
 @methods.register("ssil")
@@ -45,27 +45,20 @@ from gracecl.registry import methods
 class SSIL(Replay):
     """SS-IL: new images compete among new classes, replayed ones among old classes; distillation within each earlier task."""
 
-    temperature: float = 2.0
+    temperature: Annotated[float, Above(0)] = 2.0
     """T, which the softmaxes of the distillation are softened by"""
-    strength: float = 1.0
+    strength: Annotated[float, AtLeast(0)] = 1.0
     """weight of the distillation"""
     mean_over_tasks: bool = False
     """divide the distillation by the number of earlier tasks, so that its share of the loss does not grow with them"""
     replay_in_first_task: bool = True
     """draw from memory in the first task too, where every image is of the task itself"""
-    ratio: float | None = None
+    ratio: Annotated[float, Above(0)] | None = None
     """new images for each replayed one, the paper's is 4; None draws n_recall"""
     decay_rate: bool = False
     """divide the learning rate by the number of the task, counted from 1"""
 
     boundaries: ClassVar[Boundaries] = "required"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.temperature <= 0 or self.strength < 0:
-            raise UserError("ssil: temperature must be above 0 and strength not negative")
-        if self.ratio is not None and self.ratio <= 0:
-            raise UserError(f"ssil: ratio is new images for each replayed one, above 0, not {self.ratio}; None draws n_recall")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor, nn
 
 from gracecl.errors import UserError
 from gracecl.nets.tapped import Backbone, BatchNorm, stack_layers
 from gracecl.registry import nets
+from gracecl.registry.spec import AtLeast
 
 
 @nets.register("mlp")
-def mlp(shape: tuple[int, int, int], taps: int, at_most: bool, width: int = 100, depth: int = 2, norm: bool = False) -> Backbone:
+def mlp(
+    shape: tuple[int, int, int],
+    taps: int,
+    at_most: bool,
+    width: Annotated[int, AtLeast(1)] = 100,
+    depth: Annotated[int, AtLeast(1)] = 2,
+    norm: bool = False,
+) -> Backbone:
     """Fully connected layers with ReLU, `depth` of them, `width` wide, with BatchNorm or without; any of the last can be tapped."""
-    if width < 1 or depth < 1:
-        raise UserError(f"mlp: width and depth must be at least 1, not {width} and {depth}")
     if taps > depth and not at_most:
         raise UserError(f"mlp(depth={depth}) has {depth} layers to tap, not {taps}; use a larger depth or --taps {depth}")
     return MLP(shape[0] * shape[1] * shape[2], width, depth, min(taps, depth), norm)

@@ -8,6 +8,8 @@ initialisation.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -15,13 +17,12 @@ from torch.nn import functional as F
 from gracecl.errors import UserError
 from gracecl.nets.tapped import Backbone, BatchNorm, stack_layers
 from gracecl.registry import nets
+from gracecl.registry.spec import AtLeast
 
 
 @nets.register("resnet18")
-def resnet18(shape: tuple[int, int, int], taps: int, at_most: bool, width: int = 64) -> Backbone:
+def resnet18(shape: tuple[int, int, int], taps: int, at_most: bool, width: Annotated[int, AtLeast(1)] = 64) -> Backbone:
     """ResNet-18 for small images, tapped at its four stages; width 64 is the paper's, 8-32 suit a CPU."""
-    if width < 1:
-        raise UserError(f"resnet18: width must be at least 1, not {width}")
     if not 1 <= taps <= 4:
         raise UserError(f"resnet18 has 4 stages to tap; --taps {taps} is not between 1 and 4")
     return ResNet18(shape[0], width, taps)

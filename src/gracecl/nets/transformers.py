@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from gracecl.errors import UserError
 from gracecl.nets.module import MODEL_ERRORS, ModuleBackbone, first_line, optional_package
 from gracecl.nets.tapped import Backbone
 from gracecl.registry import nets
+from gracecl.registry.spec import AtLeast
 
 
 @nets.register("transformers")
@@ -19,10 +20,10 @@ def transformers(
     path: str | None = None,
     pretrained: bool = True,
     kind: Literal["vit", "deit", "beit", "dinov2"] = "vit",
-    patch: int = 4,
-    width: int = 192,
-    depth: int = 12,
-    heads: int = 3,
+    patch: Annotated[int, AtLeast(1)] = 4,
+    width: Annotated[int, AtLeast(1)] = 192,
+    depth: Annotated[int, AtLeast(1)] = 12,
+    heads: Annotated[int, AtLeast(1)] = 3,
     at: list[str] | None = None,
 ) -> Backbone:
     """An image model of transformers: the one in the folder `path`, or a new one of this kind, patch, width, depth and heads.
@@ -34,8 +35,8 @@ def transformers(
     folder = Path(path).expanduser() if path is not None else None
     if folder is not None and not (folder / "config.json").is_file():
         raise UserError(f"{folder} holds no config.json; give the folder that a model's save_pretrained() wrote")
-    if min(patch, width, depth, heads) < 1 or width % heads:
-        raise UserError("transformers: patch, width, depth and heads must be at least 1, and width a multiple of heads")
+    if width % heads:
+        raise UserError(f"transformers: width must be a multiple of heads, and {width} is not one of {heads}")
     made: dict[str, Any] = {
         "image_size": shape[1] if shape[1] == shape[2] else shape[1:],
         "num_channels": shape[0],

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 from gracecl.errors import UserError
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import spec
+from gracecl.registry.spec import Above, AtLeast
 
 QUERY_AND_VALUE = (("query", "value"), ("q_proj", "v_proj"), ("q", "v"), ("to_q", "to_v"), ("q_lin", "v_lin"), ("wq", "wv"))
 """names of linear layers that stand side by side in an attention module"""
@@ -34,21 +36,17 @@ class TrunkOptions:
 
     freeze: bool = False
     """keep the trunk's weights and running statistics as they are"""
-    lora: int = 0
+    lora: Annotated[int, AtLeast(0)] = 0
     """rank of adapters on the queries and values of a frozen trunk; 0 for none"""
-    lora_alpha: float | None = None
+    lora_alpha: Annotated[float, Above(0)] | None = None
     """the adapters' output is scaled by lora_alpha / lora; None is lora, hence 1"""
-    trunk_lr: float = 1.0
-    """learning rate of whatever learns in the trunk, its adapters too, as a factor of the optimizer's"""
+    trunk_lr: Annotated[float, Above(0)] = 1.0
+    """learning rate of whatever learns in the trunk, its adapters too, as a factor of the optimizer's; freeze=True stands for 0"""
 
     def __post_init__(self) -> None:
         spec.check_fields(self, "the net")
-        if self.lora < 0 or (self.lora_alpha is not None and self.lora_alpha <= 0):
-            raise UserError("the net: lora must be at least 0 and lora_alpha above 0")
         if self.lora_alpha is not None and not self.lora:
             raise UserError("the net: lora_alpha scales adapters, of which there are none; give lora=4 too")
-        if self.trunk_lr <= 0:
-            raise UserError(f"the net: trunk_lr must be above 0, not {self.trunk_lr}; write freeze=True to keep the trunk as it is")
         if self.freeze and not self.lora and self.trunk_lr != 1:
             raise UserError(
                 "the net: with freeze=True nothing in the trunk learns, so trunk_lr has no meaning; leave one of them out"

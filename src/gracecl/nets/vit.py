@@ -11,6 +11,7 @@ Parameters have timm's names. The norms' ε is 1e-6 as in the original and in ti
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from gracecl.errors import UserError
 from gracecl.nets import weights as weight_files
 from gracecl.nets.tapped import Backbone, stack_layers
 from gracecl.registry import nets
+from gracecl.registry.spec import Above, AtLeast
 
 NORM_EPSILON = 1e-6
 INITIAL_SPREAD = 0.02
@@ -30,11 +32,11 @@ def vit(
     shape: tuple[int, int, int],
     taps: int,
     at_most: bool,
-    patch: int = 4,
-    dim: int = 192,
-    depth: int = 12,
-    heads: int = 3,
-    mlp_ratio: float = 4.0,
+    patch: Annotated[int, AtLeast(1)] = 4,
+    dim: Annotated[int, AtLeast(1)] = 192,
+    depth: Annotated[int, AtLeast(1)] = 12,
+    heads: Annotated[int, AtLeast(1)] = 3,
+    mlp_ratio: Annotated[float, Above(0)] = 4.0,
     weights: str | None = None,
 ) -> Backbone:
     """Vision Transformer, tapped at its class token after equal groups of blocks; ViT-B/16 is patch=16, dim=768, heads=12.
@@ -43,8 +45,6 @@ def vit(
     positions are interpolated where the file was made for images of another size.
     """
     channels, height, width = shape
-    if min(patch, dim, depth, heads) < 1 or mlp_ratio <= 0:
-        raise UserError("vit: patch, dim, depth and heads must be at least 1, and mlp_ratio above 0")
     if dim % heads:
         raise UserError(f"vit: dim must be a multiple of heads, and {dim} is not one of {heads}")
     if height % patch or width % patch:

@@ -2,6 +2,9 @@
 
 The grammar is a small part of Python's: names, calls with literal arguments, `+`, read from the syntax tree and never evaluated.
 `show` writes an object's expression back, naming only what differs from the defaults, so `parse(show(m))` gives m again.
+
+What an option may be is declared with it and checked here: its type, and the range of a number, as in
+`n_recall: Annotated[int, AtLeast(0)] = 64`. Numbers are finite, as an expression has no word for others.
 """
 
 from __future__ import annotations
@@ -10,11 +13,13 @@ import ast
 import dataclasses
 import inspect
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cache
+from typing import Annotated, Any, Literal
 
 from gracecl.errors import UserError
 from gracecl.registry import Registry, methods, nearest
@@ -27,6 +32,71 @@ class Call:
     name: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+
+class Limit:
+    """The range of an option that is a number. It stands in the option's annotation; its text ends "temperature must be"."""
+
+    def holds(self, value: float) -> bool:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class AtLeast(Limit):
+    bound: float
+
+    def holds(self, value: float) -> bool:
+        return value >= self.bound
+
+    def __str__(self) -> str:
+        return f"at least {self.bound}"
+
+
+@dataclass(frozen=True)
+class AtMost(Limit):
+    bound: float
+
+    def holds(self, value: float) -> bool:
+        return value <= self.bound
+
+    def __str__(self) -> str:
+        return f"at most {self.bound}"
+
+
+@dataclass(frozen=True)
+class Above(Limit):
+    bound: float
+
+    def holds(self, value: float) -> bool:
+        return value > self.bound
+
+    def __str__(self) -> str:
+        return f"above {self.bound}"
+
+
+@dataclass(frozen=True)
+class Below(Limit):
+    bound: float
+
+    def holds(self, value: float) -> bool:
+        return value < self.bound
+
+    def __str__(self) -> str:
+        return f"below {self.bound}"
+
+
+@dataclass(frozen=True)
+class Within(Limit):
+    """Both ends included."""
+
+    lowest: float
+    highest: float
+
+    def holds(self, value: float) -> bool:
+        return self.lowest <= value <= self.highest
+
+    def __str__(self) -> str:
+        return f"between {self.lowest} and {self.highest}"
 
 
 def parse_call(text: str) -> Call:
@@ -97,17 +167,21 @@ def checked_call(target: Callable[..., Any], call: Call, *before: Any) -> Any:
             raise UserError(f"{call.name} was given its option '{name}' twice")
     given |= call.kwargs
     if inspect.isfunction(target):  # classes check their own fields, which may be more generous
-        hints = typing.get_type_hints(target)
-        for name, value in given.items():
-            _check(value, hints[name], call.name, name)
+        check_options(target, call.name, given)
     return target(*before, **given)
 
 
 def check_fields(thing: Any, name: str) -> None:
-    """Every field of a dataclass has a value of its annotated type; choices are listed in the error."""
-    hints = typing.get_type_hints(type(thing))
-    for field in dataclasses.fields(thing):
-        _check(getattr(thing, field.name), hints[field.name], name, field.name)
+    """Every field of a dataclass has a value of its annotated type, within the limits declared there; else a sentence says so."""
+    check_options(type(thing), name, {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing)})
+
+
+def check_options(target: Callable[..., Any], owner: str, given: dict[str, Any]) -> None:
+    """The same for values that a function or class, told of as `owner`, was given."""
+    hints = _hints(target)
+    for name, value in given.items():
+        if not _fits(value, hints[name]):
+            raise UserError(f"{owner}: {name} must be {_wanted(hints[name], value)}, not {value!r}")
 
 
 def show(thing: Any, name: str) -> str:
@@ -169,13 +243,15 @@ def _build_method(read: Any) -> Any:
     return read
 
 
-def _check(value: Any, hint: Any, owner: str, name: str) -> None:
-    if not _fits(value, hint):
-        raise UserError(f"{owner}: {name} must be {_describe(hint)}, not {value!r}")
+@cache
+def _hints(target: Callable[..., Any]) -> dict[str, Any]:
+    return typing.get_type_hints(target, include_extras=True)
 
 
 def _fits(value: Any, hint: Any) -> bool:
     origin = typing.get_origin(hint)
+    if origin is Annotated:
+        return _fits(value, hint.__origin__) and all(limit.holds(value) for limit in _limits(hint) if _is_number(value))
     if origin is Literal:
         return value in typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
@@ -183,25 +259,46 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is not None:
         return isinstance(value, origin)
     if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
+        return _is_number(value) and abs(value) <= sys.float_info.max
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, hint)
 
 
-def _describe(hint: Any) -> str:
-    if typing.get_origin(hint) is Literal:
+def _wanted(hint: Any, value: Any) -> str:
+    """What an annotation asks for, as far as the value does not have it: a type, else a range."""
+    origin = typing.get_origin(hint)
+    if origin is Annotated:
+        return " and ".join(map(str, _limits(hint))) if _fits(value, hint.__origin__) else _wanted(hint.__origin__, value)
+    if origin is Literal:
         return "one of " + ", ".join(map(str, typing.get_args(hint)))
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " or ".join(map(_describe, typing.get_args(hint)))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_wanted(option, value) for option in typing.get_args(hint))
+    if hint is float and _is_number(value):
+        return "a finite number"
     names = {int: "a whole number", float: "a number", bool: "True or False", str: "a word in quotes", type(None): "None"}
     return names.get(hint, getattr(hint, "__name__", str(hint)))
 
 
+def _limits(hint: Any) -> list[Limit]:
+    return [limit for limit in hint.__metadata__ if isinstance(limit, Limit)]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 __all__ = [
+    "Above",
+    "AtLeast",
+    "AtMost",
+    "Below",
     "Call",
+    "Limit",
+    "Within",
     "build_method",
     "check_fields",
+    "check_options",
     "checked_call",
     "construct",
     "parse_call",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from gracecl.memory import Memories
 from gracecl.methods.base import Method
 from gracecl.nets import TappedNet
 from gracecl.registry import nearest, spec
+from gracecl.registry.spec import AtLeast
 
 Layout = Literal["auto", "contiguous", "channels_last"]
 SAFE_CHANNELS = {"AVX2": 8, "AVX512": 8}
@@ -28,11 +29,14 @@ SAFE_CHANNELS = {"AVX2": 8, "AVX512": 8}
 class Recipe:
     """What a run and an embedded learner have in common. Equal recipes and data give equal results to the bit."""
 
+    told_of_as: ClassVar[str] = "the learner"
+    """in errors about its values"""
+
     method: str = "grace"
     """an expression such as grace(er(n_recall=64)); grace alone is grace(mose()), the paper's system"""
     net: str = "resnet18(width=64)"
     """an expression such as resnet18(width=20)"""
-    memory: int = 1000
+    memory: Annotated[int, AtLeast(0)] = 1000
     """images that may be kept"""
     seed: int = 0
     """of everything random; the same seed gives every method the same stream and the same memory"""
@@ -54,7 +58,7 @@ class Recipe:
     """how maps lie in memory, which shows in speed and rounding; auto is channels_last on a CPU, for nets wide enough"""
 
     def __post_init__(self) -> None:
-        spec.check_fields(self, "the learner")
+        spec.check_fields(self, self.told_of_as)
 
     def build(self, shape: tuple[int, int, int], classes: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Engine:
         """The engine for images of a shape, at its first step."""

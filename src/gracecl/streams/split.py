@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
 from gracecl import rng
 from gracecl.core import Ints
 from gracecl.data import Data
 from gracecl.errors import UserError
-from gracecl.registry import streams
+from gracecl.registry import spec, streams
+from gracecl.registry.spec import AtLeast
 from gracecl.streams import Stream, cut_into_batches
 
 
@@ -18,21 +21,18 @@ def split(
     seed: int,
     tasks: int | None = None,
     order: str | int = "natural",
-    batch: int = 10,
-    epochs: int = 1,
-    per_class: int | None = None,
+    batch: Annotated[int, AtLeast(1)] = 10,
+    epochs: Annotated[int, AtLeast(1)] = 1,
+    per_class: Annotated[int, AtLeast(1)] | None = None,
 ) -> Stream:
     """Classes split into tasks in natural or seeded order; each task's images shuffled per run, in small batches, once.
 
     With `per_class`, each run shows at most so many images of a class, chosen by its seed.
     """
+    spec.check_options(split, "split", {"batch": batch, "epochs": epochs, "per_class": per_class})
     tasks = data.tasks if tasks is None else tasks
     if not 1 <= tasks <= data.classes:
         raise UserError(f"split: {data.classes} classes cannot make {tasks} tasks; choose between 1 and {data.classes}")
-    if batch < 1 or epochs < 1:
-        raise UserError(f"split: batch and epochs must be at least 1, not {batch} and {epochs}")
-    if per_class is not None and per_class < 1:
-        raise UserError(f"split: per_class must be at least 1, not {per_class}; leave it out for all images")
     task_of_class = np.empty(data.classes, np.int64)
     for task, members in enumerate(np.array_split(class_order(data.classes, order), tasks)):
         task_of_class[members] = task

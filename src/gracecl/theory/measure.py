@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from gracecl.methods.base import parts
 from gracecl.methods.grace import Grace
 from gracecl.nets import TappedNet
 from gracecl.registry import spec
+from gracecl.registry.spec import Above, AtLeast, Below
 from gracecl.runs.run import RunConfig, Work, learner_and_stream, snapshot_file
 from gracecl.streams import Stream
 from gracecl.theory.bounds import (
@@ -73,21 +74,18 @@ NO_SCALE = 1e-8
 class Settings:
     """How closely to look."""
 
-    draws: int = 20
+    draws: Annotated[int, AtLeast(2)] = 20
     """from each posterior"""
-    points: int = 11
+    points: Annotated[int, AtLeast(2)] = 11
     """on each segment, its ends included"""
-    images: int = 500
+    images: Annotated[int, AtLeast(1)] = 500
     """of each task's training and test set at most, drawn at random"""
-    delta: float = 0.05
+    delta: Annotated[float, Above(0), Below(1)] = 0.05
     head: Head = "last"
     """whose softmax is the prediction: the last tap's, or the mean of all taps'"""
 
     def __post_init__(self) -> None:
-        if self.draws < 2 or self.points < 2 or self.images < 1:
-            raise UserError("--draws and --points must be at least 2, --images at least 1")
-        if not 0 < self.delta < 1:
-            raise UserError(f"--delta is a probability between 0 and 1, not {self.delta}")
+        spec.check_fields(self, "theory")
 
 
 @dataclass(frozen=True)
