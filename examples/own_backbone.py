@@ -21,4 +21,4 @@ digits = load("digits")
 learner = gracecl.Learner("grace(er())", net="cnn", classes=10, shape=digits.shape, memory=100, augment="none")
 for start in range(0, 400, 10):
     learner.learn(digits.train_x[start : start + 10], digits.train_y[start : start + 10])
-print(f"{(learner.predict(digits.test_x) == digits.test_y).mean():.0%} of the test digits after 400 images")
+print(f"{learner.evaluate(digits.test_x, digits.test_y).overall:.0f} % of the test digits after 400 images")

@@ -2,19 +2,16 @@
 
 import numpy as np
 
-from gracecl import Learner
-from gracecl.data import from_arrays
-from gracecl.streams.split import split
-from gracecl.testing import feed
+import gracecl
 
 generator = np.random.default_rng(0)
 patterns = generator.integers(0, 200, (6, 16, 16, 3))
 labels = np.repeat(np.arange(6), 60)
 images = (patterns[labels] + generator.integers(0, 55, (360, 16, 16, 3))).astype(np.uint8)
 train = np.arange(360) % 6 != 0
-data = from_arrays(images[train], labels[train], images[~train], labels[~train], name="mine", tasks=3)
-stream = split(data, seed=0, tasks=3, batch=10)
+data = gracecl.from_arrays(images[train], labels[train], images[~train], labels[~train], name="mine")
+stream = gracecl.stream(data, tasks=3, batch=10)
 
-learner = Learner("er", classes=6, shape=(3, 16, 16), net="resnet18(width=4)", memory=60)
-feed(learner.engine, stream)
-print(f"er: {(learner.predict(data.test_x) == data.test_y).mean():.0%} right after three tasks of two classes")
+learner = gracecl.Learner("er", classes=6, shape=(3, 16, 16), net="resnet18(width=4)", memory=60)
+accuracy = learner.fit(stream).evaluate(stream)
+print(f"er: {accuracy.overall:.0f} % right after three tasks of two classes; by task:", accuracy.per_task)

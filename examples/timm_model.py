@@ -11,7 +11,7 @@ try:
     learner = gracecl.Learner("grace(er())", net=net, classes=10, shape=digits.shape, memory=100, augment="none")
 except gracecl.UserError as error:
     sys.exit(str(error))
-print("tapped at", *learner.engine.net.backbone.names)
+print("tapped at", *learner.net.backbone.names)
 for start in range(0, 400, 10):
     learner.learn(digits.train_x[start : start + 10], digits.train_y[start : start + 10])
-print(f"{(learner.predict(digits.test_x) == digits.test_y).mean():.0%} of the test digits after 400 images")
+print(f"{learner.evaluate(digits.test_x, digits.test_y).overall:.0f} % of the test digits after 400 images")

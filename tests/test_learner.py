@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from gracecl import Learner, UserError
-from gracecl.core import StreamBatch
 from gracecl.data import Data, load
 from gracecl.methods.er import ER
 from gracecl.methods.grace import Grace
@@ -236,7 +235,7 @@ def test_a_loaded_learner_goes_on_to_the_same_bits(names: str, at: int, batches:
     """Saved within a task and between two, with named tasks and with tasks that new labels start."""
     named = [TASK_NAMES[names][number // 6] for number in range(len(batches))]
     whole, first = Learner("grace", **SMALL, seed=3), Learner("grace", **SMALL, seed=3)
-    tables = [whole.learn(StreamBatch(x, y, task=task)) for (x, y), task in zip(batches, named, strict=True)]
+    tables = [whole.learn(x, y, task) for (x, y), task in zip(batches, named, strict=True)]
     for (x, y), task in zip(batches[:at], named[:at], strict=True):
         first.learn(x, y, task)
     first.save(tmp_path / "learner")
@@ -257,7 +256,7 @@ def test_ending_a_task_before_saving_is_remembered(batches: Batches, tmp_path: P
     first.save(tmp_path / "learner")
     second = Learner.load(tmp_path / "learner", device="cpu")
     for x, y in batches[6:9]:
-        assert whole.learn(StreamBatch(x, y, task="two")) == second.learn(x, y, "two")
+        assert whole.learn(x, y, "two") == second.learn(x, y, "two")
     assert same_learner(whole, second)
 
 

@@ -12,21 +12,40 @@ _HOME = {
     "Learner": "gracecl.learner",
     "Method": "gracecl.methods.base",
     "Wrapper": "gracecl.methods.base",
+    "Result": "gracecl.runs.result",
     "RunConfig": "gracecl.runs.run",
     "UserError": "gracecl.errors",
+    "from_arrays": "gracecl.data",
+    "run": "gracecl.runs.result",
+    "stream": "gracecl.streams",
     "tap": "gracecl.nets.module",
 }
 """public names and where they live: they are imported when first used, so that the command starts without torch"""
 
-__all__ = ["Feedback", "Learner", "Method", "RunConfig", "UserError", "Wrapper", "tap"]
+__all__ = [
+    "Feedback",
+    "Learner",
+    "Method",
+    "Result",
+    "RunConfig",
+    "UserError",
+    "Wrapper",
+    "from_arrays",
+    "run",
+    "stream",
+    "tap",
+]
 
 if TYPE_CHECKING:
     from gracecl.controllers.feedback import Feedback
+    from gracecl.data import from_arrays
     from gracecl.errors import UserError
     from gracecl.learner import Learner
     from gracecl.methods.base import Method, Wrapper
     from gracecl.nets.module import tap
+    from gracecl.runs.result import Result, run
     from gracecl.runs.run import RunConfig
+    from gracecl.streams import stream
 
 
 def __getattr__(name: str) -> Any:

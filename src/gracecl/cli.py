@@ -6,12 +6,13 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gracecl.errors import UserError, sentence
-from gracecl.registry import load_plugins, nearest
-from gracecl.registry.spec import parse_numbers, with_option
+from gracecl.registry import OPTION_ALIASES, load_plugins, nearest
+from gracecl.registry.spec import parse_numbers
 from gracecl.runs import launch
 
 if TYPE_CHECKING:
@@ -42,7 +43,14 @@ def call_verb(verb: str, *arguments: str) -> int | None:
         raise UserError(f"there is no 'gracecl {verb}'{nearest(verb, VERBS)} (there are: {', '.join(VERBS)})")
     import tyro
 
-    return tyro.cli(VERBS[verb], prog=f"gracecl {verb}", args=arguments)
+    return tyro.cli(VERBS[verb], prog=f"gracecl {verb}", args=[in_our_words(argument) for argument in arguments])
+
+
+def in_our_words(argument: str) -> str:
+    """`--memory=50` for `--buffer-size=50`; all else is as it was."""
+    option, equals, value = argument.partition("=")
+    name = OPTION_ALIASES.get(option.removeprefix("--").replace("-", "_")) if option.startswith("--") else None
+    return argument if name is None else f"--{name.replace('_', '-')}{equals}{value}"
 
 
 def exit_code(program: str, work: Callable[[], int | None]) -> int:
@@ -114,7 +122,7 @@ def run(
     Args:
         methods: expressions of methods; 'gracecl list methods' names them
         stream: such as split-cifar100 or "split-cifar100(tasks=5, classes='0-19')"
-        memory: images that may be kept
+        memory: images that may be kept; --buffer-size is another name of it
         net: such as "resnet18(width=20)"
         seeds: such as 0-4 or 0,3,7; the same seed gives every method the same stream
         epochs: passes over each task before the next one, for methods of offline training (default: the stream's, one)
@@ -140,32 +148,28 @@ def run(
         threads: of each run (default: the cores, shared out); with equal threads a run has equal bits, whatever --jobs
     """
     plugins = load_plugins(plugin)
-    from gracecl.defaults import resolve
     from gracecl.runs.jobs import run_all
-    from gracecl.runs.run import RunConfig, Work
+    from gracecl.runs.result import configuration
+    from gracecl.runs.run import Work
 
     if not methods:
         raise UserError("name at least one method, for example: gracecl run grace ('gracecl list methods' prints all of them)")
     numbers = dict.fromkeys(parse_numbers(seeds, "--seeds"))
     if not numbers:
         raise UserError(f"--seeds '{seeds}' names none; write for example 0-4 or 0,3,7")
-    if epochs is not None:
-        stream = with_option(stream, "epochs", epochs)
-    settings = [resolve(method, stream, memory, optimizer, augment, defaults) for method in methods]
-    for line in dict.fromkeys(found.taken for found in settings if found.taken):
-        print(line, file=sys.stderr)
-    configs = [
-        RunConfig(
-            method=found.method,
+    settled = [
+        configuration(
+            method,
+            defaults,
+            epochs,
             stream=stream,
             memory=memory,
             net=net,
-            seed=seed,
             steps=steps,
             taps=taps,
-            augment=RunConfig.augment if found.augment is None else found.augment,
+            augment=augment,
             normalise=normalise,
-            optimizer=RunConfig.optimizer if found.optimizer is None else found.optimizer,
+            optimizer=optimizer,
             device=device,
             precision=precision,
             compile=compile,
@@ -175,10 +179,11 @@ def run(
             checkpoint_every=checkpoint_every,
             snapshots=snapshots,
         )
-        for found in settings
-        for seed in numbers
+        for method in methods
     ]
-    works = [Work.new(config, out, data, plugins) for config in configs]
+    for line in dict.fromkeys(taken for _, taken in settled if taken):
+        print(line, file=sys.stderr)
+    works = [Work.new(replace(config, seed=seed), out, data, plugins) for config, _ in settled for seed in numbers]
     return conclude(out, run_all(works, number_of(jobs), threads))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gracecl import streams
 from gracecl.core import Ints, StreamBatch
 from gracecl.engine.evaluate import seen_scores
 from gracecl.engine.update import Precision
@@ -20,9 +21,29 @@ from gracecl.functional import optim
 from gracecl.methods.base import Method
 from gracecl.runs import checkpoint
 from gracecl.runs.recipe import Layout, Recipe
+from gracecl.runs.record import FLUSH_EVERY, check_losses, fetch
+from gracecl.runs.trainer import check_marks
+from gracecl.streams import Stream
 
 Images = Tensor | npt.NDArray[Any]
 Labels = Tensor | npt.NDArray[Any] | Sequence[int]
+
+
+@dataclass(frozen=True, eq=False)
+class Accuracy:
+    """Percent of images that were classified rightly."""
+
+    overall: float
+    """of all images"""
+    per_task: npt.NDArray[np.float64]
+    """of each task's, NaN for a task that has none"""
+    rule: str
+    """what classified them"""
+
+    @property
+    def average(self) -> float:
+        """The mean over the tasks, which a run calls `acc`."""
+        return float(np.nanmean(self.per_task))
 
 
 class Learner:
@@ -31,6 +52,9 @@ class Learner:
     >>> learner = Learner("grace", classes=10, shape=(3, 32, 32))
     >>> learner.learn(x, y)                      # as often as batches come; x is uint8 [b, 3, 32, 32]
     >>> learner.predict(x)                       # class numbers
+
+    >>> learner.fit("split-cifar10(tasks=5)")    # or a whole stream
+    >>> learner.evaluate("split-cifar10(tasks=5)").per_task
     """
 
     def __init__(
@@ -50,8 +74,16 @@ class Learner:
         device: str = "auto",
         precision: Precision = "fp32",
         layout: Layout = "auto",
+        buffer_size: int | None = None,
     ) -> None:
-        """`mean` and `std` are those of the pixels scaled to [0, 1], per channel; the default is 1/2 and 1/4."""
+        """`mean` and `std` are those of the pixels scaled to [0, 1], per channel; the default is 1/2 and 1/4.
+
+        `buffer_size` is another name of `memory`.
+        """
+        if buffer_size is not None:
+            if memory not in (Recipe.memory, buffer_size):
+                raise UserError(f"memory={memory} and buffer_size={buffer_size} name one option; leave one of them out")
+            memory = buffer_size
         if classes < 1:
             raise UserError(f"a learner needs at least one class, not {classes}")
         if len(shape) != 3 or min(shape) < 1:
@@ -64,7 +96,7 @@ class Learner:
         if not len(self.mean) == len(self.std) == shape[0]:
             raise UserError(f"mean and std need one number for each of the {shape[0]} channels")
         self.engine = self.recipe.build(shape, classes, self.mean, self.std)
-        self.method = self.engine.method
+        self.method, self.net = self.engine.method, self.engine.net
         self._task: str | int | None = None
 
     def learn(self, x: Images, y: Labels, task: Hashable = None) -> dict[str, list[float]]:
@@ -78,7 +110,41 @@ class Learner:
         if len(images) != len(labels):
             raise UserError(f"{len(images)} images came with {len(labels)} labels; give one label per image")
         outcome = self.engine.learn(StreamBatch(images, labels, task=self._number_of(task, labels)))
-        return {} if outcome is None else {row: value.tolist() for row, value in outcome.table.items()}
+        if outcome is None:
+            return {}
+        losses = {row: value.tolist() for row, value in outcome.table.items()}
+        check_losses(losses, self.engine.progress.step - 1)
+        return losses
+
+    def fit(self, stream: Stream | str, data: str | Path | None = None) -> Learner:
+        """Learns a whole stream, ending tasks where it says so; returns the learner.
+
+        The stream is one of `gracecl.stream(...)` or its expression, which takes the learner's seed; `data` is the folder of the
+        data sets. What was learned before stays, and the stream's first task is a new one.
+        """
+        stream = self.method.stream(self._stream(stream, data)).to(self.engine.device)
+        check_marks(self.method, stream)
+        first = self.engine.progress.task + 1
+
+        def test_images() -> tuple[Tensor, Ints, Ints]:
+            x, y, tasks = stream.test_images(self.engine.progress.seen)
+            return x, y, first + tasks
+
+        self._task, self.engine.memories.oracle = None, test_images
+        tables = []
+        for step in range(len(stream)):
+            batch = stream.batch(step)
+            task = first + batch.task if stream.has_tasks else self.engine.progress.task
+            outcome = self.engine.learn(StreamBatch(batch.x, batch.labels, task=task, fresh=batch.fresh))
+            if outcome is not None:
+                tables.append((self.engine.progress.step - 1, outcome.table))
+            if stream.ends_task(step):
+                self.engine.end_task()
+            if tables and (len(tables) == FLUSH_EVERY or step + 1 == len(stream)):
+                for (at, _), losses in zip(tables, fetch([table for _, table in tables]), strict=True):
+                    check_losses(losses, at)
+                tables.clear()
+        return self
 
     def end_task(self) -> None:
         """Tells the method that the task is over, as the start of another one does; useful before evaluating."""
@@ -97,6 +163,38 @@ class Learner:
             chances.append(full.numpy())
         return np.concatenate(chances)
 
+    def evaluate(
+        self,
+        x: Images | Stream | str,
+        y: Labels | None = None,
+        tasks: Labels | None = None,
+        rule: str | None = None,
+        data: str | Path | None = None,
+    ) -> Accuracy:
+        """Percent right of images with their labels and the tasks they belong to, or of a stream's test images.
+
+        Of a stream, those of the tasks of which a class was met count. `rule` is the method's own unless another is named.
+        """
+        if isinstance(x, (Stream, str)):
+            if y is not None or tasks is not None:
+                raise UserError("a stream brings its own labels and tasks; evaluate takes either a stream or images and labels")
+            images, labels, numbers = self._stream(x, data).test_images(self.engine.progress.seen)
+            if len(labels) == 0:
+                raise UserError("none of the stream's classes was learned yet; call fit(stream) first")
+        else:
+            if y is None:
+                raise UserError("the labels are missing; call evaluate(x, y), or evaluate(stream)")
+            images, labels = self._images(x), self._labels(y)
+            numbers = np.zeros(len(labels), np.int64) if tasks is None else _whole_numbers(tasks, "tasks")
+            if not len(images) == len(labels) == len(numbers):
+                raise UserError(f"{len(images)} images came with {len(labels)} labels and {len(numbers)} tasks; give one per image")
+            if numbers.min() < 0:
+                raise UserError(f"tasks are counted from 0, and one of them is {numbers.min()}")
+        right = 100.0 * (self.predict(images, rule) == labels)
+        with np.errstate(invalid="ignore"):
+            per_task = np.bincount(numbers, weights=right) / np.bincount(numbers)
+        return Accuracy(float(right.mean()), per_task, rule or self.method.rule)
+
     def save(self, path: str | Path) -> None:
         """Everything needed to go on exactly from here, in one file."""
         data = {"classes": self.classes, "shape": self.shape, "mean": self.mean, "std": self.std}
@@ -114,6 +212,10 @@ class Learner:
         learner._task = state["task"]
         return learner
 
+    def __repr__(self) -> str:
+        progress = self.engine.progress
+        return f"Learner({self.method!r}, {len(progress.seen)} of {self.classes} classes met in {progress.step} steps)"
+
     def _scores(self, x: Images, rule: str | None) -> list[tuple[Tensor, Tensor]]:
         net, images = self.engine.ready_to_predict(), self._images(x)
         return [seen_scores(self.method, out, self.engine.progress, rule or self.method.rule) for _, out in net.sweep(images)]
@@ -126,6 +228,19 @@ class Learner:
         starts = not set(labels.tolist()) <= set(progress.seen) if unnamed else name != self._task
         self._task = name
         return progress.task + 1 if starts else progress.task
+
+    def _stream(self, source: Stream | str, root: str | Path | None) -> Stream:
+        """A stream of images and classes that the learner was made for."""
+        stream = streams.stream(source, seed=self.recipe.seed, data=root)
+        if stream.data.shape != self.shape:
+            raise UserError(
+                f"the stream's images have the shape {stream.data.shape} and this learner's {self.shape}; give it shape="
+            )
+        if stream.data.classes > self.classes:
+            raise UserError(
+                f"the stream has {stream.data.classes} classes and this learner {self.classes}; declare more with classes="
+            )
+        return stream
 
     def _images(self, x: Images) -> Tensor:
         images = x if isinstance(x, Tensor) else _array(x, "images")
@@ -140,16 +255,20 @@ class Learner:
         return torch.as_tensor(images)
 
     def _labels(self, y: Labels) -> Ints:
-        labels = _array(y.detach().cpu().numpy() if isinstance(y, Tensor) else y, "labels")
-        if labels.ndim != 1 or labels.dtype.kind not in "iu":
-            raise UserError(f"labels must be a list of whole numbers, not {labels.dtype} of shape {list(labels.shape)}")
-        labels = labels.astype(np.int64)
+        labels = _whole_numbers(y, "labels")
         wrong = labels[(labels < 0) | (labels >= self.classes)]
         if len(wrong):
             raise UserError(
                 f"label {wrong[0]} is not one of the declared classes 0 to {self.classes - 1}; declare more with classes="
             )
         return labels
+
+
+def _whole_numbers(values: Labels, what: str) -> Ints:
+    numbers = _array(values.detach().cpu().numpy() if isinstance(values, Tensor) else values, what)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        raise UserError(f"{what} must be a list of whole numbers, not {numbers.dtype} of shape {list(numbers.shape)}")
+    return numbers.astype(np.int64)
 
 
 def _array(values: Any, what: str) -> npt.NDArray[Any]:

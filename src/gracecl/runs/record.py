@@ -9,16 +9,34 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from gracecl.core import is_loss
+from gracecl.core import LossTable, is_loss
 from gracecl.engine.engine import Outcome
 from gracecl.errors import UserError
 
 FLUSH_EVERY = 50
+
+
+def fetch(tables: Sequence[LossTable]) -> list[dict[str, list[float]]]:
+    """The values of several tables, in one transfer from the device."""
+    stacked = iter(torch.cat([value.float().flatten() for table in tables for value in table.values()]).tolist())
+    return [{row: list(islice(stacked, value.numel())) for row, value in table.items()} for table in tables]
+
+
+def check_losses(rows: dict[str, list[float]], step: int) -> None:
+    """A loss that is not finite is an error: the weights are lost, and all that follows would mean nothing."""
+    for row, values in rows.items():
+        if is_loss(row) and not all(map(math.isfinite, values)):
+            raise UserError(
+                f"the loss row '{row}' became {values} at step {step}; "
+                "use a smaller learning rate (optimizer, such as 'sgd(lr=0.01)') or precision fp32"
+            )
 
 
 class Recorder:
@@ -53,23 +71,14 @@ class Recorder:
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        stacked = torch.cat([value.float().flatten() for _, outcome in pending for value in outcome.table.values()]).tolist()
         lines: list[dict[str, Any]] = []
-        used = 0
-        for line, outcome in pending:
-            rows = {}
-            for row, value in outcome.table.items():
-                rows[row] = stacked[used : used + value.numel()]
-                used += value.numel()
-                if is_loss(row) and not all(map(math.isfinite, rows[row])):
-                    self._write(lines)
-                    raise UserError(
-                        f"the loss row '{row}' became {rows[row]} at step {line['step']}; "
-                        "use a smaller learning rate (--optimizer) or --precision fp32"
-                    )
-            lines.append(line | {"rows": rows})
-            self.latest |= rows
-        self._write(lines)
+        try:
+            for (line, _), rows in zip(pending, fetch([outcome.table for _, outcome in pending]), strict=True):
+                check_losses(rows, line["step"])
+                lines.append(line | {"rows": rows})
+                self.latest |= rows
+        finally:
+            self._write(lines)
 
     def close(self) -> None:
         try:

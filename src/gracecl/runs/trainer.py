@@ -14,6 +14,7 @@ from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import Evaluation, evaluate
 from gracecl.engine.fit import Fit
 from gracecl.errors import UserError
+from gracecl.methods.base import Method
 from gracecl.runs.record import Recorder
 from gracecl.streams import Stream
 
@@ -36,6 +37,12 @@ class Timing:
     """trained on in such fits, each forward and backward once"""
 
 
+def check_marks(method: Method, stream: Stream) -> None:
+    """A method that works with tasks cannot learn from a stream without them."""
+    if method.boundaries == "required" and not stream.has_tasks:
+        raise UserError(f"{method!r} needs a stream with task marks, and this one has none")
+
+
 @dataclass
 class Trainer:
     """An engine, a stream and a recorder; `step()` until `done`."""
@@ -50,8 +57,7 @@ class Trainer:
     """the last one"""
 
     def __post_init__(self) -> None:
-        if self.engine.method.boundaries == "required" and not self.stream.has_tasks:
-            raise UserError(f"{self.engine.method!r} needs a stream with task marks, and this one has none")
+        check_marks(self.engine.method, self.stream)
         self.engine.memories.oracle = self.test_images
 
     @property
@@ -114,12 +120,7 @@ class Trainer:
 
     def test_images(self) -> tuple[Tensor, Ints, Ints]:
         """Test images, labels and tasks of the tasks of which a class was met."""
-        data, tasks = self.stream.data, self.stream.test_task
-        met = np.unique(tasks[np.isin(data.test_y, self.engine.progress.seen)])
-        if len(met) == self.stream.tasks:
-            return data.test_x, data.test_y, tasks
-        index = np.flatnonzero(np.isin(tasks, met))
-        return data.test_x[index], data.test_y[index], tasks[index]
+        return self.stream.test_images(self.engine.progress.seen)
 
     def state_dict(self) -> dict[str, Any]:
         return {"engine": self.engine.state_dict(), "timing": vars(self.timing)}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +20,7 @@ from gracecl.data import Data
 from gracecl.errors import UserError
 from gracecl.registry import nearest, normal, spec, streams
 
-__all__ = ["Stream", "StreamBatch", "build"]
+__all__ = ["Stream", "StreamBatch", "build", "stream"]
 
 ALIASES = {"seq": "split"}
 """what other libraries call a family"""
@@ -65,6 +67,15 @@ class Stream:
         """Whether this is the last step of its task."""
         return self.has_tasks and (step + 1 == len(self) or self.task_of_step[step + 1] != self.task_of_step[step])
 
+    def test_images(self, seen: Collection[int]) -> tuple[torch.Tensor, Ints, Ints]:
+        """Test images, labels and tasks of the tasks of which a class is among those seen."""
+        data, tasks = self.data, self.test_task
+        met = np.unique(tasks[np.isin(data.test_y, list(seen))])
+        if len(met) == self.tasks:
+            return data.test_x, data.test_y, tasks
+        index = np.flatnonzero(np.isin(tasks, met))
+        return data.test_x[index], data.test_y[index], tasks[index]
+
     def cut(self, steps: int) -> Stream:
         """The first steps alone, as if the stream ended there."""
         if steps < 1:
@@ -98,6 +109,28 @@ class Stream:
 def cut_into_batches(length: int, size: int, start: int = 0) -> Ints:
     """Ends of batches of `size` over `length` positions; the last one may be smaller."""
     return start + np.minimum(np.arange(size, length + size, size), length)
+
+
+def stream(source: str | Data | Stream, *, seed: int = 0, data: str | Path | None = None, **options: Any) -> Stream:
+    """The stream that an expression names, or a data set split into tasks; a stream is itself.
+
+    >>> gracecl.stream("split-digits(tasks=5)", seed=1)
+    >>> gracecl.stream(gracecl.from_arrays(train_x, train_y, test_x, test_y), tasks=5, batch=10)
+
+    `data` is the folder of the data sets ($GRACECL_DATA, if left out). The options are those of the stream: `tasks`, `order`,
+    `batch`, `epochs` and `per_class`; an expression may hold them itself.
+    """
+    if isinstance(source, Data):
+        split: Stream = spec.construct(streams, spec.Call("split", (), options), source, seed)
+        return split
+    if isinstance(source, str):
+        for name, value in options.items():
+            source = spec.with_option(source, name, value)
+        return build(source, seed, data)
+    if isinstance(source, Stream) and not options:
+        return source
+    what = "one that is made already" if isinstance(source, Stream) else f"a value of type {type(source).__name__}"
+    raise UserError(f"a stream is made of an expression such as 'split-digits(tasks=5)' or of a data set, not of {what}")
 
 
 def build(expression: str, seed: int, root: str | Path | None = None) -> Stream:

@@ -1,0 +1,176 @@
+"""A run from Python or a notebook: options by name in, results out."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import tempfile
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from gracecl import defaults as published
+from gracecl import report
+from gracecl.errors import UserError
+from gracecl.functional.metrics import Array
+from gracecl.methods.base import Method
+from gracecl.registry import OPTION_ALIASES, load_plugins, nearest
+from gracecl.registry.spec import with_option
+from gracecl.report.runs import measure
+from gracecl.runs.run import Interrupted, RunConfig, Work
+from gracecl.runs.watch import LiveWatch, Watch, say
+from gracecl.streams import Stream
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Result:
+    """What a run found, under one inference rule: the method's own, or another by `under`."""
+
+    config: RunConfig
+    """what was asked for"""
+    record: report.Run
+    """everything that was recorded"""
+    folder: Path | None
+    """where it is; None if nothing was kept"""
+    rule: str
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Result:
+        """Of a run's folder."""
+        record = report.read_run(folder)
+        return cls(Work.begun(record.path).config, record, record.path, record.rule)
+
+    def under(self, rule: str) -> Result:
+        """The same run under another of its rules."""
+        if rule not in self.rules:
+            raise UserError(f"unknown rule '{rule}'{nearest(rule, self.rules)} (this run has: {', '.join(self.rules)})")
+        return replace(self, rule=rule)
+
+    @property
+    def rules(self) -> list[str]:
+        """Every rule that was evaluated."""
+        return self.record.rules()
+
+    @property
+    def accuracy(self) -> Array:
+        """a[t, j]: percent right on task j after task t, NaN where it was not evaluated."""
+        return self.record.matrix(self.rule)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """`acc`, `aia`, `forgetting` and the others, by name; `gracecl.functional.metrics` has their definitions."""
+        return measure(self.record, self.rule)
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """A row for each evaluation, rule and task."""
+        return [
+            {"step": found["step"], "task_end": found["task_end"], "rule": rule, "task": task, "accuracy": percent}
+            for found in self.record.evals
+            for rule, percents in found["accuracy"].items()
+            for task, percent in enumerate(percents)
+        ]
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """A row for each step, recorded term and tapped layer, counted from 1."""
+        return [
+            {"step": step["step"], "task": step["task"], "term": term, "layer": layer, "value": value}
+            for step in self.record.steps
+            for term, values in step["rows"].items()
+            for layer, value in enumerate(values, start=1)
+        ]
+
+    def to_pandas(self, what: Literal["evaluations", "steps"] = "evaluations") -> Any:
+        """The evaluations or the steps as a pandas DataFrame."""
+        if what not in ("evaluations", "steps"):
+            raise UserError(f"a result has the tables evaluations and steps, not '{what}'")
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError:
+            raise UserError("a DataFrame needs pandas; install it with: pip install pandas") from None
+        return pandas.DataFrame(getattr(self, what))
+
+    def __repr__(self) -> str:
+        metrics = self.metrics
+        found = f"acc {metrics['acc']:.1f} %, forgetting {metrics['forgetting']:.1f} under {self.rule}, {len(self.accuracy)} tasks"
+        return f"Result({self.record.title}: {found})\n  {self.folder or 'no folder was kept'}"
+
+
+def run(
+    method: str | Method = "grace",
+    *,
+    out: str | Path | None = None,
+    data: str | Path | None = None,
+    defaults: str = published.DEFAULT,
+    epochs: int | None = None,
+    plugins: Sequence[str] = (),
+    threads: int | None = None,
+    progress: bool = False,
+    **options: Any,
+) -> Result:
+    """Trains a method on a stream to its end, as the command `gracecl run` does, and returns what it found.
+
+    >>> result = gracecl.run("er", stream="split-digits(tasks=5)", memory=100, net="mlp", seed=1)
+    >>> result.accuracy, result.metrics["acc"]
+
+    `options` are the fields of `RunConfig`: stream, memory (also called buffer_size), net, seed, steps, optimizer and others. A run
+    in the folder `out` continues where it was when it is called again; without one nothing is kept but the result. `data` is the
+    folder of the data sets, `defaults` the set of published values for options left open, `epochs` the passes over each task,
+    `plugins` are modules or files that register what the run uses. With `progress` it shows what the command shows, else nothing.
+    """
+    loaded = load_plugins(plugins)
+    config, taken = configuration(method, defaults, epochs, **options)
+    if progress and taken:
+        say(taken)
+    with tempfile.TemporaryDirectory(prefix="gracecl-") if out is None else nullcontext(out) as place:
+        work = Work.new(config, Path(place).expanduser(), data, loaded)
+        try:
+            folder = work.carry_out(LiveWatch() if progress else Watch(), threads)
+        except Interrupted:
+            if out is not None:
+                raise
+            raise Interrupted("stopped, and nothing was kept; with out=FOLDER a run continues when it is called again") from None
+        result = Result.read(folder)
+    return replace(result, folder=None) if out is None else result
+
+
+def configuration(
+    method: str | Method, defaults: str = published.DEFAULT, epochs: int | None = None, **options: Any
+) -> tuple[RunConfig, str]:
+    """A configuration of options by their names, filled in from a set of published values; and what was taken from it, in a line.
+
+    An option that is None is one not given.
+    """
+    config = RunConfig(repr(method) if isinstance(method, Method) else method, **_fields_of(options))
+    if epochs is not None:
+        config = replace(config, stream=with_option(config.stream, "epochs", epochs))
+    given = {name: options.get(name) for name in published.SETTINGS}
+    found = published.resolve(config.method, config.stream, config.memory, **given, defaults=defaults)
+    settings = {name: getattr(found, name) for name in published.SETTINGS}
+    return replace(config, method=found.method, **_not_none(settings)), found.taken
+
+
+def _fields_of(options: dict[str, Any]) -> dict[str, Any]:
+    """Options under the names of RunConfig's fields."""
+    names = [field.name for field in fields(RunConfig) if field.name != "method"]
+    own = [name for name, kind in inspect.signature(run).parameters.items() if kind.kind is kind.KEYWORD_ONLY]
+    named: dict[str, Any] = {}
+    for option, value in _not_none(options).items():
+        name = OPTION_ALIASES.get(option, option)
+        if name not in names:
+            known = [*names, *own, *OPTION_ALIASES]
+            raise UserError(f"a run has no option '{option}'{nearest(option, known)} (options: {', '.join(known)})")
+        if name in named:
+            alias = next(alias for alias, meant in OPTION_ALIASES.items() if meant == name)
+            raise UserError(f"{name} and {alias} name one option; leave one of them out")
+        named[name] = value
+    if isinstance(named.get("stream"), Stream):
+        raise UserError("a run takes the expression of a stream, such as 'split-digits(tasks=5)'; Learner.fit learns from a Stream")
+    return named
+
+
+def _not_none(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
