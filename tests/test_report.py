@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gracecl.errors import UserError
+from gracecl.files import replacing
 from gracecl.report import figures, find_runs, read_run, summary, tables, write_comparison, write_run_report
-from gracecl.report.files import replacing
 from gracecl.report.style import spread
 
 PNG = b"\x89PNG\r\n\x1a\n"

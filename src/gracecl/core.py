@@ -96,6 +96,10 @@ class Progress:
         """classes met before the current task and not in it"""
         return tuple(label for label in self.seen if label not in self.current)
 
+    def tick(self, every: int) -> bool:
+        """Whether this step completes another `every` of them on a stream without task marks; 0 is never."""
+        return every > 0 and self.task == NO_TASK and (self.step + 1) % every == 0
+
 
 @dataclass(frozen=True)
 class StreamBatch:

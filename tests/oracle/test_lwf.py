@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gracecl.core import NO_TASK, StreamBatch, Taps
+from gracecl.core import NO_TASK, Progress, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.losses import distillation
 from gracecl.nets.teacher import Teacher, frozen_copy
@@ -219,3 +219,9 @@ def test_teacher_comes_back_from_its_state() -> None:
     assert torch.equal(two.classes, torch.tensor([False, True, False, True, False, False]))
     assert not mine.logits.requires_grad
     assert not torch.equal(mine.logits, frozen_copy(engine.net)(x).logits)
+
+
+def test_ticks_of_streams_without_task_marks() -> None:
+    ticks = {every: [step for step in range(9) if Progress(step=step).tick(every)] for every in (0, 1, 4)}
+    assert ticks == {0: [], 1: list(range(9)), 4: [3, 7]}
+    assert not any(Progress(step=step, task=0).tick(4) for step in range(9))

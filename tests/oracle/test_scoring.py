@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gracecl.core import StreamBatch
+from gracecl.nets.mode import in_mode
 from gracecl.nets.scoring import (
     Normalisation,
     features_of,
@@ -207,3 +208,27 @@ def test_cost_of_a_step_of_aser() -> None:
     assert met >= seen
     update = first + min(12 - first, met) + 3
     assert (outcome.forward, outcome.backward) == (both + 3 + 5 + update, 5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_every_part_returns_to_the_mode_it_was_in(training: bool) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Dropout(), nn.Linear(2, 2)))
+    net[1][0].eval()
+    before = [part.training for part in net.modules()]
+    with in_mode(net, training):
+        assert all(part.training == training for part in net.modules())
+    assert [part.training for part in net.modules()] == before
+    with pytest.raises(RuntimeError, match="halfway"), in_mode(net, training):
+        raise RuntimeError("halfway")
+    assert [part.training for part in net.modules()] == before
+
+
+def test_a_sweep_that_is_left_early_gives_the_mode_back() -> None:
+    net = toy_engine("er()").net
+    assert net.training
+    sweep = net.sweep(toy_stream().data.test_x, batch=2)
+    next(sweep)
+    assert not net.training
+    assert torch.is_grad_enabled()
+    sweep.close()
+    assert net.training

@@ -11,8 +11,6 @@ In a loop of your own, with no trainer, stream or memory of ours::
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,7 @@ from gracecl import controllers
 from gracecl.controllers import Controller, Signals, spread
 from gracecl.core import LossTable, Taps
 from gracecl.errors import UserError
+from gracecl.nets.mode import in_mode
 
 FETCH_EVERY = 500
 """calls between two transfers of the history to the host"""
@@ -79,7 +78,7 @@ class Feedback:
             raise UserError(f"observe_past needs images and as many labels, at least one, not {len(x)} and {len(labels)}")
         right = torch.zeros(self.layers)
         device = next((weight.device for weight in net.parameters()), x.device)
-        with evaluating(net):
+        with in_mode(net, training=False), torch.no_grad():
             for start in range(0, len(labels), batch):
                 out = net(x[start : start + batch].to(device))
                 logits = out.logits if isinstance(out, Taps) else out
@@ -131,16 +130,3 @@ class Feedback:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.accuracy = state["accuracy"].to(self.accuracy.device)
         self.controller.load_state_dict(state["controller"])
-
-
-@contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; every part of the net is afterwards in the mode it was in."""
-    modes = [(module, module.training) for module in net.modules()]
-    net.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -41,7 +41,7 @@ from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Tap
 from gracecl.functional.augment import View
 from gracecl.functional.losses import cross_entropy, mixed_cross_entropy
 from gracecl.memory import Memories
-from gracecl.methods.base import Method
+from gracecl.methods.base import Method, SeparateForwards
 from gracecl.nets.scoring import Weights, gradient, rate_ahead, scoring, step_ahead
 from gracecl.registry import methods
 from gracecl.registry.spec import AtLeast, Within
@@ -49,7 +49,7 @@ from gracecl.registry.spec import AtLeast, Within
 
 @methods.register("adversarial_replay")
 @dataclass(eq=False, repr=False)
-class AdversarialReplay(Method):
+class AdversarialReplay(SeparateForwards, Method):
     """Retrospective adversarial replay: stored images pushed towards their nearest new ones are replayed beside the originals."""
 
     n_recall: Annotated[int, AtLeast(0)] = 64
@@ -82,9 +82,6 @@ class AdversarialReplay(Method):
 
     def views(self, block: str, augment: View) -> Sequence[View]:
         return ((),) if block == "adversarial" else (augment,)  # the attacked images take the place of the former
-
-    def forwards(self, blocks: list[str]) -> list[list[str]]:
-        return [[block] for block in blocks]
 
     def prepare(self, batch: Batch) -> None:
         if "adversarial" not in batch.blocks:

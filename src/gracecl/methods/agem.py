@@ -31,7 +31,7 @@ from torch import Tensor
 from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
 from gracecl.functional.losses import cross_entropy
 from gracecl.memory import Memories
-from gracecl.methods.base import Boundaries, Method
+from gracecl.methods.base import Boundaries, Method, SeparateForwards
 from gracecl.nets.flat import FlatParameters
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
@@ -43,7 +43,7 @@ REFERENCE = "log/reference"
 
 @methods.register("agem")
 @dataclass(eq=False, repr=False)
-class AGEM(Method):
+class AGEM(SeparateForwards, Method):
     """A-GEM: steps on the stream, without what would raise the loss of images drawn from memory."""
 
     n_reference: Annotated[int, AtLeast(0)] = 64
@@ -67,9 +67,6 @@ class AGEM(Method):
         slots = memories.replay.draw(self.n_reference, planning.rng, except_task=barred)
         reference = {"reference": Selection(stream[:0], slots)} if len(slots) else {}
         return {"new": Selection(stream), **reference}
-
-    def forwards(self, blocks: list[str]) -> list[list[str]]:
-        return [[block] for block in blocks]
 
     def prepare(self, batch: Batch) -> None:
         batch.supervised = batch.rows("new")  # the only rows that are trained on

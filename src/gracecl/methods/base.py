@@ -383,6 +383,15 @@ class Sum(Wrapper):
         return super().task_values() | self.right.task_values()
 
 
+class SeparateForwards:
+    """Stands before `Method`: each block has a forward pass of its own, unless the option `joint_forward` joins them."""
+
+    joint_forward: bool = False
+
+    def forwards(self, blocks: list[str]) -> list[list[str]]:
+        return [blocks] if self.joint_forward else [[block] for block in blocks]
+
+
 def parts(method: Method) -> list[Method]:
     """The method and every method inside it."""
     inside = [getattr(method, field.name) for field in dataclasses.fields(method)]

@@ -37,7 +37,7 @@ from torch import Tensor
 from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.functional.losses import cross_entropy, distillation
 from gracecl.memory import Memories
-from gracecl.methods.base import Boundaries
+from gracecl.methods.base import Boundaries, SeparateForwards
 from gracecl.methods.replay import Replay
 from gracecl.nets.heads import CosineHead, HeldRows
 from gracecl.nets.tapped import TappedNet
@@ -50,7 +50,7 @@ COSINE_EPSILON = 1e-12
 
 @methods.register("ccil")
 @dataclass(eq=False, repr=False)
-class CCIL(Replay):
+class CCIL(SeparateForwards, Replay):
     """CCIL: new images compete among new classes, evenly drawn replayed ones among all; distillation on both, low rate later."""
 
     strength: Annotated[float, AtLeast(0)] = 5.0
@@ -86,9 +86,6 @@ class CCIL(Replay):
         stream, slots = np.arange(len(new)), memories.replay.draw_by_class(self.recalled(new), planning.rng)
         replay = {"replay": Selection(stream[:0], slots)} if len(slots) else {}
         return {"new": Selection(stream), **replay}
-
-    def forwards(self, blocks: list[str]) -> list[list[str]]:
-        return [[block] for block in blocks]
 
     def prepare(self, batch: Batch) -> None:
         self.held.remember()

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.core import NO_TASK, Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps
+from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.augment import View
 from gracecl.functional.losses import asymmetric_contrast, cross_entropy, full_precision, relation_distillation
@@ -116,7 +116,7 @@ class Co2L(Replay):
         return table
 
     def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
-        if self.every and new.progress.task == NO_TASK and (new.progress.step + 1) % self.every == 0:
+        if new.progress.tick(self.every):
             self.teacher.renew()
 
     def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> None:

@@ -24,14 +24,14 @@ from torch import Tensor
 from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
 from gracecl.functional.losses import cross_entropy, full_precision, logit_distance
 from gracecl.memory import Memories
-from gracecl.methods.base import Method
+from gracecl.methods.base import Method, SeparateForwards
 from gracecl.registry import methods
 from gracecl.registry.spec import AtLeast
 
 
 @methods.register("der")
 @dataclass(eq=False, repr=False)
-class DER(Method):
+class DER(SeparateForwards, Method):
     """Dark experience replay: stored images are replayed against the logits they had when they were new."""
 
     n_recall: Annotated[int, AtLeast(0)] = 64
@@ -57,9 +57,6 @@ class DER(Method):
         stream = np.arange(len(new))
         draws = {block: Selection(slots=memories.replay.draw(self.n_recall, planning.rng)) for block in self.replayed}
         return {"new": Selection(stream)} | {block: rows for block, rows in draws.items() if len(rows)}
-
-    def forwards(self, blocks: list[str]) -> list[list[str]]:
-        return [blocks] if self.joint_forward else [[block] for block in blocks]
 
     def prepare(self, batch: Batch) -> None:
         if "dark" in batch.blocks:  # the last block, and one whose labels nobody reads

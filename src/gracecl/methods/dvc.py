@@ -43,6 +43,7 @@ from gracecl.core import Batch, Ints, LossTable, Planning, Selection, StreamBatc
 from gracecl.functional.augment import View
 from gracecl.functional.losses import cross_entropy, full_precision
 from gracecl.memory import Memories
+from gracecl.methods.base import SeparateForwards
 from gracecl.methods.replay import Replay
 from gracecl.nets.scoring import gradient_of, outputs, rate_ahead, step_ahead
 from gracecl.nets.tapped import StackedLinear, TappedNet
@@ -56,7 +57,7 @@ SMALLEST = 2.0**-52
 
 @methods.register("dvc")
 @dataclass(eq=False, repr=False)
-class DVC(Replay):
+class DVC(SeparateForwards, Replay):
     """DVC: two views with consistent outputs; replays the images whose gradient would grow most under the step on the new ones."""
 
     n_candidates: Annotated[int, AtLeast(0)] = 256
@@ -101,9 +102,6 @@ class DVC(Replay):
 
     def views(self, block: str, augment: View) -> Sequence[View]:
         return (), augment
-
-    def forwards(self, blocks: list[str]) -> list[list[str]]:
-        return [[block] for block in blocks]
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         seen = torch.tensor(batch.progress.seen, device=batch.x.device)

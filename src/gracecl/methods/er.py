@@ -21,13 +21,14 @@ import numpy as np
 from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
 from gracecl.functional.losses import cross_entropy
 from gracecl.memory import Memories
+from gracecl.methods.base import SeparateForwards
 from gracecl.methods.replay import Replay
 from gracecl.registry import methods
 
 
 @methods.register("er")
 @dataclass(eq=False, repr=False)
-class ER(Replay):
+class ER(SeparateForwards, Replay):
     """Experience replay: train on the new images together with some drawn from a reservoir memory."""
 
     reduction: Literal["concat", "sum_of_means"] = "concat"
@@ -42,9 +43,6 @@ class ER(Replay):
     def recall(self, new: StreamBatch, memories: Memories, planning: Planning) -> Selection:
         """What to replay: here drawn uniformly."""
         return Selection(slots=memories.replay.draw(self.recalled(new), planning.rng))
-
-    def forwards(self, blocks: list[str]) -> list[list[str]]:
-        return [[block] for block in blocks]
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         return {

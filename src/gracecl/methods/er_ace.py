@@ -26,6 +26,7 @@ from torch import Tensor
 from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
 from gracecl.functional.losses import classes_among, cross_entropy
 from gracecl.memory import Memories
+from gracecl.methods.base import SeparateForwards
 from gracecl.methods.replay import Replay
 from gracecl.nets.heads import CosineHead
 from gracecl.nets.tapped import TappedNet
@@ -36,7 +37,7 @@ COSINE_SCALE, COSINE_EPSILON = 10.0, 1e-5
 
 @methods.register("er_ace")
 @dataclass(eq=False, repr=False)
-class ERACE(Replay):
+class ERACE(SeparateForwards, Replay):
     """ER-ACE: experience replay in which new images compete among the classes they bring, replayed ones among all."""
 
     keep_unseen: bool = False
@@ -57,9 +58,6 @@ class ERACE(Replay):
         stream, slots = np.arange(len(new)), memories.replay.draw(self.recalled(new), planning.rng)
         replay = {"replay": Selection(stream[:0], slots)} if len(slots) else {}
         return {"new": Selection(stream), **replay}
-
-    def forwards(self, blocks: list[str]) -> list[list[str]]:
-        return [blocks] if self.joint_forward else [[block] for block in blocks]
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         table = {}

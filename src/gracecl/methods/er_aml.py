@@ -33,6 +33,7 @@ from gracecl.core import Batch, Ints, LossTable, Planning, Selection, StreamBatc
 from gracecl.functional.augment import View
 from gracecl.functional.losses import contrast, cross_entropy, unit
 from gracecl.memory import Memories, Memory
+from gracecl.methods.base import SeparateForwards
 from gracecl.methods.replay import Replay
 from gracecl.nets.heads import CosineHead
 from gracecl.nets.tapped import TappedNet
@@ -46,7 +47,7 @@ TRIPLET_WEIGHT, TRIPLET_MARGIN = 2.0, 0.2
 
 @methods.register("er_aml")
 @dataclass(eq=False, repr=False)
-class ERAML(Replay):
+class ERAML(SeparateForwards, Replay):
     """ER-AML: replayed images train the head, new ones are contrasted with images of the classes they bring."""
 
     temperature: Annotated[float, Above(0)] = 0.1
@@ -84,9 +85,6 @@ class ERAML(Replay):
     def views(self, block: str, augment: View) -> Sequence[View]:
         raw = block == "first" or (block == "pairs" and self.metric == "triplet")
         return ((),) if raw else (augment,)
-
-    def forwards(self, blocks: list[str]) -> list[list[str]]:
-        return [blocks] if self.joint_forward else [[block] for block in blocks]
 
     def prepare(self, batch: Batch) -> None:
         if "replay" in batch.blocks:

@@ -228,8 +228,7 @@ class Grace(Wrapper):
 
     def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
         super().observe(memories, new, rng)
-        step = new.progress.step + 1
-        if new.progress.task == NO_TASK and self.refresh_every and step % self.refresh_every == 0:
+        if new.progress.tick(self.refresh_every):
             self.look_back(memories, new.progress)
 
     def state_dict(self) -> dict[str, Any]:

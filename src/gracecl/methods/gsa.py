@@ -44,7 +44,7 @@ from gracecl.core import Batch, LossTable, Planning, Progress, Selection, Stream
 from gracecl.functional.augment import Mirror, View
 from gracecl.functional.losses import cross_entropy, cross_entropy_of_each, full_precision
 from gracecl.memory import Memories
-from gracecl.methods.base import Boundaries, Method
+from gracecl.methods.base import Boundaries, Method, SeparateForwards
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 from gracecl.registry.spec import AtLeast
@@ -52,7 +52,7 @@ from gracecl.registry.spec import AtLeast
 
 @methods.register("gsa")
 @dataclass(eq=False, repr=False)
-class GSA(Method):
+class GSA(SeparateForwards, Method):
     """GSA: a softmax among the task's classes, and class-balanced replay weighted by each class's pull and push so far."""
 
     n_recall: Annotated[int, AtLeast(0)] = 64
@@ -104,9 +104,6 @@ class GSA(Method):
     def views(self, block: str, augment: View) -> Sequence[View]:
         twice = augment if block == "new" else ()
         return [(*augment, *twice), (*augment, Mirror(), *twice)][: 1 + self.mirrored]
-
-    def forwards(self, blocks: list[str]) -> list[list[str]]:
-        return [[block] for block in blocks]
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         new = batch.rows("new")

@@ -93,7 +93,7 @@ class ICaRL(Replay):
         store.add(rng, new.x, new.labels, new.progress.task)
 
     def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
-        if self.every and new.progress.task == NO_TASK and (new.progress.step + 1) % self.every == 0:
+        if new.progress.tick(self.every):
             self.end_task(memories, new.progress)
 
     def end_task(self, memories: Memories, progress: Progress) -> None:

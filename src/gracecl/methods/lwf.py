@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from gracecl.core import NO_TASK, Batch, LossTable, Progress, StreamBatch, Taps
+from gracecl.core import Batch, LossTable, Progress, StreamBatch, Taps
 from gracecl.functional.losses import distillation
 from gracecl.memory import Memories
 from gracecl.methods.base import Addition, Boundaries
@@ -61,7 +61,7 @@ class LwF(Addition):
         return {"kd/lwf": self.strength * self.temperature**2 * divergence}
 
     def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
-        if self.every and new.progress.task == NO_TASK and (new.progress.step + 1) % self.every == 0:
+        if new.progress.tick(self.every):
             self.teacher.renew(new.progress.seen)
 
     def state_dict(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from gracecl.core import NO_TASK, Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps
+from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.functional import augment
 from gracecl.functional.augment import View
 from gracecl.functional.losses import INFO_NCE_EPSILON, cross_entropy, info_nce, info_nce_terms, logit_distance, products, unit
@@ -102,7 +102,7 @@ class OCM(RotationContrast):
         return info_nce(info_nce_terms(similarity, self.temperature), pseudo_labels(self.labels_of("replay", batch), batch.classes))
 
     def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
-        if self.every and new.progress.task == NO_TASK and (new.progress.step + 1) % self.every == 0:
+        if new.progress.tick(self.every):
             self.teacher.renew(new.progress.seen)
 
     def state_dict(self) -> dict[str, Any]:

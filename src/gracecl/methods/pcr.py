@@ -29,6 +29,7 @@ from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Tap
 from gracecl.functional.augment import View
 from gracecl.functional.losses import proxy_contrast
 from gracecl.memory import Memories
+from gracecl.methods.base import SeparateForwards
 from gracecl.methods.replay import Replay
 from gracecl.nets.heads import CosineHead
 from gracecl.nets.tapped import TappedNet
@@ -40,7 +41,7 @@ COSINE_EPSILON = 1e-6
 
 @methods.register("pcr")
 @dataclass(eq=False, repr=False)
-class PCR(Replay):
+class PCR(SeparateForwards, Replay):
     """PCR: every image against the proxies of the classes in its step, each counted as often as the class occurs."""
 
     temperature: Annotated[float, Above(0)] = 0.09
@@ -61,9 +62,6 @@ class PCR(Replay):
 
     def views(self, block: str, augment: View) -> Sequence[View]:
         return (), augment
-
-    def forwards(self, blocks: list[str]) -> list[list[str]]:
-        return [blocks] if self.joint_forward else [[block] for block in blocks]
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         return {"ce/proxy": proxy_contrast(out.logits, batch.y)}

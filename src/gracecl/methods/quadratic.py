@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import NO_TASK, Batch, LossTable, Progress, StreamBatch, Taps
+from gracecl.core import Batch, LossTable, Progress, StreamBatch, Taps
 from gracecl.memory import Memories
 from gracecl.methods.base import Addition, Boundaries
 from gracecl.nets.flat import FlatParameters
@@ -61,7 +61,7 @@ class QuadraticPenalty(Addition):
         self.consolidated = True
 
     def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
-        if self.every and new.progress.task == NO_TASK and (new.progress.step + 1) % self.every == 0:
+        if new.progress.tick(self.every):
             self.end_task(memories, new.progress)
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:

@@ -34,7 +34,7 @@ from gracecl.errors import UserError
 from gracecl.functional.augment import View
 from gracecl.functional.losses import classes_among, cross_entropy, supervised_contrast
 from gracecl.memory import Memories
-from gracecl.methods.base import Boundaries
+from gracecl.methods.base import Boundaries, SeparateForwards
 from gracecl.methods.replay import Replay
 from gracecl.nets.class_means import class_means, nearest_mean
 from gracecl.nets.tapped import StackedLinear, TappedNet
@@ -47,7 +47,7 @@ REVIEW_SCALE = 0.1
 
 @methods.register("scr")
 @dataclass(eq=False, repr=False)
-class SCR(Replay):
+class SCR(SeparateForwards, Replay):
     """SCR: supervised contrast over two views of new and replayed images; predictions by the nearest class mean."""
 
     temperature: Annotated[float, Above(0)] = 0.1
@@ -91,9 +91,6 @@ class SCR(Replay):
 
     def views(self, block: str, augment: View) -> Sequence[View]:
         return (augment,) if block.endswith("augmented") else ((),)
-
-    def forwards(self, blocks: list[str]) -> list[list[str]]:
-        return [blocks] if self.joint_forward else [[block] for block in blocks]
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         table = {"ce/contrast": supervised_contrast(self.projected(out), batch.y, self.temperature)}

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from gracecl.nets.mode import in_mode
 from gracecl.nets.tapped import StackedLinear, TappedNet
 
 
@@ -129,19 +130,12 @@ def first_taps(net: TappedNet, shape: tuple[int, ...]) -> dict[int, int]:
     noisy = {name: (parameter.detach() + noise(parameter)).requires_grad_() for name, parameter in trainable.items()}
     x = 10 * noise(torch.empty(4, *shape))
     found: dict[int, int] = {}
-    training = net.training
-    net.eval()
-    try:
-        with torch.enable_grad():
-            logits = functional_call(net, noisy, (x,)).logits
-            for tap in range(net.layers):
-                left = {name: value for name, value in noisy.items() if id(trainable[name]) not in found}
-                gradients = torch.autograd.grad(
-                    logits[tap].square().sum(), list(left.values()), retain_graph=True, allow_unused=True
-                )
-                for name, gradient in zip(left, gradients, strict=True):
-                    if gradient is not None and bool(gradient.any()):
-                        found[id(trainable[name])] = tap
-    finally:
-        net.train(training)
+    with in_mode(net, training=False), torch.enable_grad():
+        logits = functional_call(net, noisy, (x,)).logits
+        for tap in range(net.layers):
+            left = {name: value for name, value in noisy.items() if id(trainable[name]) not in found}
+            gradients = torch.autograd.grad(logits[tap].square().sum(), list(left.values()), retain_graph=True, allow_unused=True)
+            for name, gradient in zip(left, gradients, strict=True):
+                if gradient is not None and bool(gradient.any()):
+                    found[id(trainable[name])] = tap
     return found

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from gracecl.errors import UserError
+from gracecl.nets.mode import in_mode
 from gracecl.nets.tapped import BATCH_NORMS, Backbone, TappedNet, stack_layers
 
 Pool = Literal["auto", "class", "mean", "maps"]
@@ -240,17 +241,13 @@ def watched(model: nn.Module, x: Tensor) -> Run:
 
         return hook
 
-    modes = [(module, module.training) for module in model.modules()]
     hooks = [module.register_forward_hook(note(name)) for name, module in model.named_modules()]
-    model.eval()
     try:
-        with torch.no_grad():
+        with in_mode(model, training=False), torch.no_grad():
             model(x)
     finally:
         for hook in hooks:
             hook.remove()
-        for module, training in modes:
-            module.training = training
     return run
 
 

@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gracecl import rng
 from gracecl.core import Taps
 from gracecl.functional.losses import cross_entropy, cross_entropy_of_each
+from gracecl.nets.mode import in_mode
 from gracecl.nets.tapped import TappedNet
 
 Normalisation = Literal["frozen", "eval", "train"]
@@ -34,14 +35,13 @@ Weights = dict[str, Tensor]
 @contextmanager
 def scoring(net: TappedNet, normalisation: Normalisation = "eval") -> Iterator[None]:
     """A block of passes after which the net is as it was; under `train` its running statistics alone have moved."""
-    device, training = net.classifier.weight.device, net.training
     held = [(buffer, buffer.clone()) for buffer in net.buffers()] if normalisation == "frozen" else []
-    net.train(normalisation != "eval")
+    # Dropout draws the same in every block, so that two can be compared.
+    seed = rng.torch_seed("scoring", device=net.classifier.weight.device)
     try:
-        with rng.torch_seed("scoring", device=device):  # dropout draws the same in every block, so that two can be compared
+        with in_mode(net, training=normalisation != "eval"), seed:
             yield
     finally:
-        net.train(training)
         with torch.no_grad():
             for buffer, before in held:
                 buffer.copy_(before)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from gracecl.core import Taps
 from gracecl.functional.augment import Pixels
 from gracecl.functional.optim import ParameterGroup
+from gracecl.nets.mode import in_mode
 
 M = TypeVar("M", bound=nn.Module)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -146,9 +147,7 @@ class TappedNet(nn.Module):
     def sweep(self, images: Tensor, batch: int = 256) -> Iterator[tuple[slice, Taps]]:
         """A scoring pass over raw images, in evaluation mode and full precision; it leaves the net as it was."""
         device = self.classifier.weight.device
-        training = self.training
-        self.eval()
-        try:
+        with in_mode(self, training=False):
             for start in range(0, len(images), batch):
                 rows = slice(start, min(start + batch, len(images)))
                 # Not inside the generator's yield: the caller's code must run under the caller's own gradient mode.
@@ -156,5 +155,3 @@ class TappedNet(nn.Module):
                     taps = self(self.pixels.normalise(images[rows].to(device)))
                 self.meter.count(forward=rows.stop - rows.start)
                 yield rows, taps
-        finally:
-            self.train(training)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gracecl.errors import UserError
+from gracecl.nets.mode import in_mode
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import spec
 from gracecl.registry.spec import Above, AtLeast
@@ -130,13 +131,10 @@ def layers_called(net: TappedNet, layers: list[nn.Module], shape: tuple[int, int
     """Those that a forward pass calls: not the ones behind the last tap, nor those of which only the weight is read."""
     called: set[nn.Module] = set()
     hooks = [layer.register_forward_hook(lambda layer, *_: called.add(layer)) for layer in layers]
-    training = net.training
-    net.eval()
     try:
-        with torch.no_grad():
+        with in_mode(net, training=False), torch.no_grad():
             net.backbone.forward(net.classifier.weight.new_zeros(1, *shape))  # not by a call, which may be compiled
     finally:
-        net.train(training)
         for hook in hooks:
             hook.remove()
     return called

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gracecl.errors import UserError
+from gracecl.files import write_json, write_text
 from gracecl.report import figures
-from gracecl.report.files import write_json, write_text
 from gracecl.report.runs import Run, find_runs, read_run, summary
 from gracecl.report.tables import comparison_markdown
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from gracecl.errors import UserError
-from gracecl.report.files import write_text
+from gracecl.files import write_text
 
 WHOLE = ("config.json", "summary.json", "accuracy.json", "timing.json")
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gracecl.files import replacing
 from gracecl.functional.metrics import Array
-from gracecl.report.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,9 +5,7 @@ A file is written beside its place, synced and renamed, so at every moment the l
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gracecl.errors import UserError
+from gracecl.files import replacing
 
 FORMAT = "gracecl-1"
 
@@ -47,19 +46,13 @@ def load(path: Path) -> dict[str, Any]:
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     """Calls `write` on a temporary path and renames the result into place; a full disk leaves what was there before."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        write(beside)
-        with open(beside, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(beside, path)
+        with replacing(path) as beside:
+            write(beside)
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"cannot write {path} ({error}); free some space or choose another place, what was saved before is intact"
         ) from None
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink()
 
 
 def _take_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:

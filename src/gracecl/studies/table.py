@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from gracecl.files import write_json, write_text
 from gracecl.report import Run
-from gracecl.report.files import write_json, write_text
 from gracecl.report.groups import Group, group_runs
 
 SETTING = ("stream", "net", "memory", "optimizer", "augment")

@@ -13,7 +13,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from gracecl.report.files import write_json, write_text
+from gracecl.files import write_json, write_text
 from gracecl.report.style import INK, METHOD_COLOURS, QUIET, new_figure, plain, save
 from gracecl.theory.bounds import STATIONARY, Convexity, Forgetting
 from gracecl.theory.measure import TOLERATED, Theory

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 
-@contextmanager
+@contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path` to write to; it takes the place of `path` when the block ends without an error."""
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    """A temporary name beside `path` to write to; synced, it takes the place of `path` when the block ends without an error."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
