@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # Two test processes with one thread each are faster here than one with two.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: install demo test bench check fix clean
+.PHONY: install demo test test-all bench check fix clean
 
 install: $(VENV)/.installed
 
@@ -17,7 +17,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install  ## train er, mose and grace on the embedded digits, print a table, draw runs/demo/comparison.png
 	$(BIN)/gracecl run er mose grace --stream split-digits --memory 100 --net "resnet18(width=6)" --seeds 0-1 --eval-every 15 --out runs/demo
 
-test: install  ## all tests
+test: install  ## the tests to run while working: four minutes on two cores
+	$(TEST) -m "not slow"
+
+test-all: install  ## all tests
 	$(TEST)
 
 bench: install  ## ratios of what gracecl costs, into runs/bench.json; half an hour on two cores; PARTS="steps memory" for some of them

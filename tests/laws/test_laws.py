@@ -41,6 +41,7 @@ ON_NETS = [
     if net == TOY_TRANSFORMER or not spec.parse_method(method).needs_attention
 ]
 """GRACE's own state is the same around every method, so a few stand for all; on the toy net it is around each of them"""
+STANDING_FOR_ALL = ("grace(er())", "grace(mose())", "grace(gdumb(epochs=6))", "er()", "mose()", "online_lora(n_hard=2)")
 READINGS = [f"grace(mose(), {option})" for option in (
     "entropy_mode='cpr'", "entropy_mode='target'", "entropy_mode='deviation'", "entropy_mode='cpr_literal'",
     "entropy_mode='uniform'", "entropy_mode='none'", "adaptive=False", "alpha_on='ce_new'", "alpha_on='all'",
@@ -59,8 +60,21 @@ def own_cnn(shape: tuple[int, int, int], taps: int, at_most: bool) -> Backbone:
     return ModuleBackbone(nn.Sequential(*blocks), None, taps, at_most, (1, *shape))
 
 
-@pytest.mark.parametrize("law", METHOD_LAWS)
-@pytest.mark.parametrize("expression", EXPRESSIONS)
+def in_short(expression: str, law: str) -> bool:
+    """Whether a case is part of `make test`: every method alone, and around each of them what GRACE's own code can break."""
+    return (
+        expression not in IN_GRACE or expression in STANDING_FOR_ALL or law in ("losses_are_pure", "rows_are_per_layer_and_finite")
+    )
+
+
+@pytest.mark.parametrize(
+    ("expression", "law"),
+    [
+        pytest.param(expression, law, marks=() if in_short(expression, law) else pytest.mark.slow)
+        for expression in EXPRESSIONS
+        for law in METHOD_LAWS
+    ],
+)
 def test_method(expression: str, law: str) -> None:
     METHOD_LAWS[law](expression)
 
@@ -71,13 +85,23 @@ def test_sum(expression: str, law: str) -> None:
     METHOD_LAWS[law](expression)
 
 
-@pytest.mark.parametrize(("expression", "net"), ON_NETS)
+@pytest.mark.parametrize(
+    ("expression", "net"),
+    [
+        pytest.param(expression, net, marks=() if expression in STANDING_FOR_ALL or net == NETS[0] else pytest.mark.slow)
+        for expression, net in ON_NETS
+    ],
+)
 def test_resumes_exactly_on_every_kind_of_net(expression: str, net: str) -> None:
     """In the middle of the second task; the first law above stops at every kind of moment, on the toy net."""
     resumes_exactly(expression, net, stops=[9], until=13)
 
 
-@pytest.mark.parametrize("law", ["losses_are_pure", "rows_are_per_layer_and_finite", "resumes_exactly", "expression_comes_back"])
+@pytest.mark.parametrize(
+    "law",
+    ["losses_are_pure", "expression_comes_back"]
+    + [pytest.param(law, marks=pytest.mark.slow) for law in ("rows_are_per_layer_and_finite", "resumes_exactly")],
+)
 @pytest.mark.parametrize("expression", READINGS)
 def test_reading_of_grace(expression: str, law: str) -> None:
     METHOD_LAWS[law](expression)

@@ -118,3 +118,9 @@ def test_updates_that_do_not_fit_are_told() -> None:
         toy_engine("multi_update(er(), updates=0)")
     with pytest.raises(UserError, match="3 updates cannot share out 4 views"):
         feed(toy_engine("multi_update(mose(), updates=3)"), toy_stream(), until=3)
+
+
+@pytest.mark.parametrize("inner", ["dvc(n_recall=4)", "ocm(n_recall=4)"])
+def test_a_method_that_compares_views_of_one_image_is_refused_in_a_sentence(inner: str) -> None:
+    with pytest.raises(UserError, match="need more views or images in one update than 2 updates leave"):
+        feed(toy_engine(f"multi_update({inner}, updates=2)"), toy_stream(batch=4))

@@ -61,7 +61,7 @@ class Method:
     def __repr__(self) -> str:
         return spec.show(self, self.name)
 
-    def __add__(self, other: Method) -> Method:
+    def __add__(self, other: Addition) -> Method:
         return Sum(self, other)
 
     def as_learner(self) -> Method:

@@ -24,7 +24,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, Planning, Selection, StreamBatch, Taps
+from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.augment import View
 from gracecl.memory import Memories
@@ -76,6 +76,15 @@ class MultiUpdate(Wrapper):
                 f"multi_update: {self.updates} updates cannot share out {views} views of each image; use a divisor or a multiple"
             )
         return fewer, self.updates // fewer
+
+    def losses(self, out: Taps, batch: Batch) -> LossTable:
+        try:
+            return super().losses(out, batch)
+        except (RuntimeError, IndexError) as error:
+            raise UserError(
+                f"{self!r}: the losses of {self.inner!r} need more views or images in one update than {self.updates} updates leave "
+                f"({error}); use fewer updates or {self.inner!r} alone"
+            ) from error
 
     def attributes(self, out: Taps, batch: Batch) -> dict[str, Tensor]:
         """Those of this update's images beside those of the updates before it: after the last, the whole batch's."""
