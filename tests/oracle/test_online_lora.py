@@ -419,7 +419,7 @@ def test_a_batch_that_is_too_large_costs_no_other_its_place(monkeypatch: pytest.
     sizes = []
     for size in (4, 5, 11, 2, 1):
         x = torch.from_numpy(generator.integers(0, 256, (size, *TOY_SHAPE), dtype=np.uint8))
-        engine.learn(x, generator.integers(0, 6, size))
+        engine.learn(StreamBatch(x, generator.integers(0, 6, size)))
         sizes.append(list(engine.method.sizes))
     assert sizes == [[4], [4, 5], [4, 5], [2, 4], [2, 4, 1]]
 

@@ -110,14 +110,14 @@ def test_case_and_spaces_do_not_matter(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["pull-zero", "PULL-ZERO()", "Pull_Zero", "pull-Zero()"])
 def test_hyphens_and_underscores_are_one(text: str) -> None:
-    assert isinstance(parse_method(text), Pull)
+    assert isinstance(parse_method(text).right, Pull)
     assert isinstance(parse_method(f"er+{text}"), Sum)
 
 
 def test_hyphens_inside_quotes_and_numbers_are_kept() -> None:
-    method = parse_method("pull-zero(words='split-cifar-x', strength=1e-3)")
+    method = parse_method("pull-zero(words='split-cifar-x', strength=1e-3)").right
     assert (method.words, method.strength) == ("split-cifar-x", 0.001)
-    assert parse_method('pull-zero(words="a-b", strength=-2)').strength == -2
+    assert parse_method('pull-zero(words="a-b", strength=-2)').right.strength == -2
 
 
 def test_a_bare_wrapper_is_the_papers_system() -> None:
@@ -357,7 +357,7 @@ def test_a_learner_cannot_be_added_to_another(text: str) -> None:
 
 def test_a_sum_in_python_is_the_sum_in_text() -> None:
     assert describe(ER(3) + Pull(2.0)) == describe(parse_method("er(3) + pull_zero(2.0)"))
-    with pytest.raises(UserError, match="only methods"):
+    with pytest.raises(UserError, match="stand additions"):
         ER() + 3
 
 

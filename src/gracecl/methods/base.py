@@ -322,6 +322,9 @@ class Sum(Wrapper):
                 f"{self.right!r} cannot be added to {self.inner!r}: on the right of + stand additions such as ewc() or cpr(), "
                 "on the left the learner they are added to"
             )
+        for hook in vars(Wrapper).keys() & vars(Method).keys() - vars(Sum).keys():  # what is not passed on to the right
+            if getattr(type(self.right), hook) is not getattr(Addition, hook):
+                raise UserError(f"{self.right!r} is an addition and defines {hook}, which the learner on the left of + decides")
         super().__post_init__()
 
     @property
