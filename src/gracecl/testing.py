@@ -332,6 +332,15 @@ def check_backbone(make: Callable[[tuple[int, int, int], int], Backbone], taps: 
         out: Taps = net(torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)))
         assert out.features.shape == (net.layers, 2, net.width), f"features have the shape {list(out.features.shape)}"
         assert out.logits.shape == (net.layers, 2, 5), f"logits have the shape {list(out.logits.shape)}"
+        weights = [parameter for parameter in net.backbone.parameters() if parameter.requires_grad]
+        reached = [
+            sum(
+                value is not None and bool(value.any())
+                for value in torch.autograd.grad(tap.square().sum(), weights, retain_graph=True, allow_unused=True)
+            )
+            for tap in out.features
+        ]
+        assert reached == sorted(reached), f"taps depend on {reached} of the trunk's weights, so the deepest is not the last"
         (out.logits.square().sum() + out.embedding.square().sum()).backward()  # type: ignore[no-untyped-call]
         for name, parameter in net.named_parameters():
             assert parameter.grad is not None and parameter.grad.isfinite().all(), f"no finite gradient reaches {name}"  # noqa: PT018

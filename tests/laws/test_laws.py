@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 from gracecl.errors import UserError
 from gracecl.memory import Memory
@@ -127,6 +127,19 @@ def test_memory() -> None:
 )
 def test_backbone(make, taps: int) -> None:
     check_backbone(make, taps)
+
+
+def test_a_backbone_whose_last_tap_is_not_the_deepest_is_found() -> None:
+    class Backwards(Backbone):
+        def __init__(self, inner: Backbone) -> None:
+            super().__init__()
+            self.inner, self.layers, self.width = inner, inner.layers, inner.width
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x).flip(0)
+
+    with pytest.raises(AssertionError, match="the deepest is not the last"):
+        check_backbone(lambda shape, taps: Backwards(mlp(shape, taps, False, 8, depth=4)))
 
 
 def test_every_net_is_checked() -> None:

@@ -602,3 +602,10 @@ def test_a_frozen_trunk_keeps_its_readers_and_heads_learning() -> None:
 def test_it_is_public() -> None:
     assert gracecl.tap is tap
     assert "tap" in gracecl.__all__
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_model_of_another_precision_is_refused_in_a_sentence(kind: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).to(kind)
+    with pytest.raises(UserError, match=r"tap takes a model in float32, not .*; use model.float\(\)"):
+        tap(model, classes=3, example=torch.zeros(2, 4, dtype=kind))

@@ -11,9 +11,7 @@ CACHE_NAME = ".gracecl-cache"
 
 def user_cache() -> Path:
     """The folder that this system gives programs for files they can make again."""
-    if sys.platform == "win32":
-        home = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
-    elif sys.platform == "darwin":
+    if sys.platform == "darwin":
         home = Path.home() / "Library" / "Caches"
     else:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

@@ -58,6 +58,11 @@ def tap(
     if classes < 1:
         raise UserError(f"tap needs at least one class, not {classes}")
     weight = next(model.parameters(), None)
+    if weight is not None and weight.dtype != torch.float32:
+        raise UserError(
+            f"tap takes a model in float32, not {str(weight.dtype).removeprefix('torch.')}; "
+            "use model.float(), and torch.autocast around the loop for half precision"
+        )
     net = TappedNet(ModuleBackbone(model, at, taps, example=example, pool=pool), classes, embedding=embedding)
     return net if weight is None else net.to(weight.device)
 
