@@ -332,7 +332,7 @@ def check_backbone(make: Callable[[tuple[int, int, int], int], Backbone], taps: 
         out: Taps = net(torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)))
         assert out.features.shape == (net.layers, 2, net.width), f"features have the shape {list(out.features.shape)}"
         assert out.logits.shape == (net.layers, 2, 5), f"logits have the shape {list(out.logits.shape)}"
-        weights = [parameter for parameter in net.backbone.parameters() if parameter.requires_grad]
+        weights = [parameter for parameter in net.backbone.trunk_parameters() if parameter.requires_grad]
         reached = [
             sum(
                 value is not None and bool(value.any())
