@@ -20,19 +20,26 @@ COMMANDS = [line for kind, block in BLOCKS if kind == "bash" for line in block.s
 PROGRAMS = [block for kind, block in BLOCKS if kind == "python"]
 
 
-@pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the commands run one after the other, with a tiny CIFAR-100 in its official layout."""
-    folder = tmp_path_factory.mktemp("readme")
-    layouts.cifar100(folder)
-    return folder
+def made_by(command: str) -> list[str]:
+    """The command before it whose folder a command works on, if there is one."""
+    before = COMMANDS[: COMMANDS.index(command)]
+    folders = {shlex.split(other)[-1]: other for other in before if "--out" in other}
+    return [folders[word] for word in shlex.split(command) if word in folders]
 
 
-@pytest.mark.timeout(900)
-def test_commands(workplace: Path) -> None:
-    """In their order, for each finds what the ones before it made."""
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command(command: str, tmp_path: Path) -> None:
+    """In a folder of its own, with a tiny CIFAR-100 in its official layout, after the command whose runs it needs."""
+    layouts.cifar100(tmp_path)
+    for each in [*made_by(command), command]:
+        check_command(each, tmp_path)
+
+
+def test_commands_find_what_they_need() -> None:
+    assert [command for command in COMMANDS if made_by(command)], "some commands work on the runs of others"
     for command in COMMANDS:
-        check_command(command, workplace)
+        assert "--out" not in command or shlex.split(command)[-2] == "--out", f"--out must stand last, for made_by: {command}"
 
 
 def check_command(command: str, workplace: Path) -> None:
