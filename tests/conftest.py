@@ -10,7 +10,7 @@ import torch
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest tests first, so that no process waits for the other's last one."""
-    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -142,6 +142,7 @@ def test_all_parts_exist() -> None:
         assert (Path(benchmarks.__file__).parent / f"{name}.py").exists()
 
 
+@pytest.mark.slow
 def test_the_command_writes_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "bench.json"
     assert call(["passes", "roofline", "--quick", "--json", str(file)]) == 0
@@ -166,6 +167,7 @@ def test_bookkeeping_adds_to_a_step() -> None:
     assert runs.bookkeeping(2, quick=True).ratio > 1
 
 
+@pytest.mark.slow
 def test_workers_answer_with_seconds_and_end() -> None:
     setting = workers.Setting("er()", "mlp()", 1, {"shape": (1, 8, 8), "classes": 10, "memory": 50})
     with workers.workers([setting, setting]) as pair:
@@ -180,6 +182,7 @@ def test_a_worker_that_fails_is_told() -> None:
         workers.Worker(workers.Setting("no_such_method()", "mlp()", 1))
 
 
+@pytest.mark.slow
 def test_choices_are_compared_with_the_default() -> None:
     found: list[Row] = [
         *choices.optimizers(quick=True),
@@ -212,6 +215,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a setting of glibc")
 def test_the_launcher_keeps_freed_memory() -> None:
     """Ten tensors of 48 MB one after the other: each brings its pages anew, unless freed memory is kept."""

@@ -95,6 +95,7 @@ def test_no_term_is_negative() -> None:
     assert min(dataclasses.astuple(fit(points))) >= 0
 
 
+@pytest.mark.slow
 def test_quick_report(quick_report: CostReport) -> None:
     assert {point.images for point in quick_report.points} == {74, 384}
     assert {(point.taps, point.side) for point in quick_report.points} == {(1, 32), (4, 32), (1, 64)}

@@ -32,6 +32,7 @@ def check_rows(rows: list[Row]) -> None:
         assert row.low <= row.ratio <= row.high
 
 
+@pytest.mark.slow
 def test_memory_rows() -> None:
     rows = {row.name: row for row in memory.rows(quick=True)}
     check_rows(list(rows.values()))

@@ -236,6 +236,7 @@ def test_a_report_of_nothing_is_one_sentence(tmp_path: Path) -> None:
 MORE = {"once": [], "thrice": ["--epochs", "3"]}
 
 
+@pytest.mark.slow
 def test_epochs_are_passes_over_each_task_that_store_nothing_again(tmp_path: Path) -> None:
     """A method of offline training, one of online training, and GRACE, over each task three times."""
     words = [
@@ -372,6 +373,7 @@ def plugin(tmp_path: Path) -> Iterator[Path]:
         del methods._name_of[methods.loaded.pop(name)]
 
 
+@pytest.mark.slow
 def test_a_user_s_method_runs_alone_and_inside_grace(plugin: Path, tmp_path: Path) -> None:
     assert PLUGIN.count("\n") < 20
     code, out, err = run(tmp_path / "out", "sharp-er(sharpness=3)", "grace(sharp_er)", plugin=str(plugin))

@@ -24,6 +24,7 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 """a torch without CUDA needs help to load torchvision, which two of the libraries import"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
 def test_example_runs(example: Path, tmp_path: Path) -> None:
     needed = NEEDS.get(example.stem)

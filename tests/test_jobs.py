@@ -179,6 +179,7 @@ def same_files(one: Path, two: Path) -> None:
     assert (one / "matrix.png").read_bytes() == (two / "matrix.png").read_bytes()
 
 
+@pytest.mark.slow
 def test_killed_stopped_and_resumed_side_by_side_three_runs_end_as_one_after_the_other(
     in_turn: Path, plugin: Path, tmp_path: Path
 ) -> None:
@@ -250,6 +251,7 @@ def side_by_side(in_turn: Path, plugin: Path, tmp_path_factory: pytest.TempPathF
     return Seen(out, outcomes, err.getvalue(), code, table.getvalue(), verdict.getvalue())
 
 
+@pytest.mark.slow
 def test_two_at_a_time_give_the_same_bytes_as_one_after_the_other(side_by_side: Seen, in_turn: Path) -> None:
     finished = [outcome.work.folder for outcome in side_by_side.outcomes if outcome.end == "finished"]
     assert [folder.name for folder in finished] == ["0", "1", "2"]
@@ -317,6 +319,7 @@ def test_one_after_the_other_a_refused_run_does_not_keep_the_next_from_its_end(p
     assert re.search(r"er\(\) +1 ", said.out)
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_everything_at_once(plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While both runs are in a step that takes ten minutes."""
     monkeypatch.setenv("SECONDS_PER_STEP", "600")

@@ -55,6 +55,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_a_study_compares_its_methods_with_the_control(made: Path) -> None:
     content = json.loads((made / "record.json").read_text(encoding="utf-8"))
     lines = {entry["method"]: entry for entry in content["paired"]}
@@ -123,6 +124,7 @@ def test_an_estimate_is_of_the_second_task() -> None:
     assert found.hours == pytest.approx(30 * found.seconds / 3600)
 
 
+@pytest.mark.slow
 def test_readings_show_what_happens_inside(tmp_path: Path) -> None:
     """One seed with and without feedback: a picture, the accuracy of each layer on training and test images, the sharpness."""
     words = ["study", "readings", "--quick", "--seeds", "0", "--jobs", "1", "--threads", "1", "--out", str(tmp_path)]

@@ -121,6 +121,7 @@ def test_the_command_has_a_switch_for_each_precision(tmp_path: Path) -> None:
     assert json.loads(config.read_text())["precision"] == "bf16"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not any(map(shutil.which, [os.environ.get("CXX", "g++"), "clang++"])), reason="torch.compile needs a C++ compiler"
 )

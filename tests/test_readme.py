@@ -81,6 +81,7 @@ def python(arguments: list[str], workplace: Path) -> subprocess.CompletedProcess
     return subprocess.run([sys.executable, *arguments], cwd=workplace, env=environment, capture_output=True, text=True, timeout=240)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_program(program: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
@@ -89,6 +90,7 @@ def test_program(program: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_method_of_the_readme_is_a_plugin(tmp_path: Path) -> None:
     """What the text below the program says: the file works with --plugin."""
     [program] = [block for block in PROGRAMS if "methods.register" in block]

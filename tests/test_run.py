@@ -154,6 +154,7 @@ def runs_of(out: Path, method: str) -> list[Path]:
     return sorted(found, key=lambda folder: int(folder.name))
 
 
+@pytest.mark.slow
 def test_one_command_runs_every_method_with_every_seed_and_prints_a_table(compared: tuple[Path, Said]) -> None:
     """The table on standard output has a row per method with mean ± std, and the folders are named below it."""
     out, said = compared
@@ -316,6 +317,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return only_run(out)
 
 
+@pytest.mark.slow
 def test_a_run_stopped_in_every_way_ends_bit_identical(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed twice at odd moments, ended, interrupted, each time started again, and resumed at last.
 
@@ -617,6 +619,7 @@ def test_a_loss_that_is_not_finite_is_named_with_its_row_and_step_and_the_record
     assert gracecl(*command).sentence == said.sentence, "the same command fails in the same way"
 
 
+@pytest.mark.slow
 def test_images_kept_beyond_the_memory_are_in_the_configuration(tmp_path: Path) -> None:
     """EWC looks at a sample of its task once more; the budget of the memory does not cover it."""
     said = gracecl("run", "er() + ewc(n_fisher=7)", "er", "--steps", "2", *SMALL, "--out", tmp_path)

@@ -88,7 +88,7 @@ def test_sum(expression: str, law: str) -> None:
 @pytest.mark.parametrize(
     ("expression", "net"),
     [
-        pytest.param(expression, net, marks=() if expression in STANDING_FOR_ALL or net == NETS[0] else pytest.mark.slow)
+        pytest.param(expression, net, marks=() if expression in STANDING_FOR_ALL else pytest.mark.slow)
         for expression, net in ON_NETS
     ],
 )
