@@ -13,7 +13,7 @@ from gracecl.runs import launch
 
 
 def main() -> None:
-    launch.prepare()
+    launch.keep_freed_memory()
     sys.exit(call(sys.argv[1:]))
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from benchmarks.measure import Row, compare
 from benchmarks.scene import CIFAR, STREAM_BATCH, TASKS
 from gracecl.core import StreamBatch
-from gracecl.engine.engine import Engine, Outcome
+from gracecl.engine.engine import Engine, StepResult
 from gracecl.nets import TappedNet
 from gracecl.registry import spec
 from gracecl.registry.catalogue import LEARNERS
@@ -69,20 +69,20 @@ class Learner:
             for _ in range(memory // TASKS // (2 * STREAM_BATCH) + 1):
                 self.learn(2 * STREAM_BATCH, task)
 
-    def learn(self, images: int, task: int) -> Outcome | None:
+    def learn(self, images: int, task: int) -> StepResult | None:
         per_task = CLASSES // TASKS
         labels = self.rng.integers(task * per_task, (task + 1) * per_task, images)
         pixels = torch.from_numpy(self.rng.integers(0, 256, (images, *self.shape), dtype=np.uint8))
         return self.engine.learn(StreamBatch(pixels, labels, task=task))
 
-    def step(self) -> Outcome:
+    def step(self) -> StepResult:
         """Ten more images of the last task, or where the stream is not trained on a step of the fit before evaluation."""
         if self.engine.method.trains == "never":
             before = self.engine.net.meter.forward
             self.learn(STREAM_BATCH, TASKS - 1)
-            return Outcome({}, 0, self.engine.net.meter.forward - before)
+            return StepResult({}, 0, self.engine.net.meter.forward - before)
         if self.engine.method.trains != "stream":
-            self.engine.prepare()
+            self.engine.get_ready()
             assert self.engine.unfinished_fit is not None
             return self.engine.step_fit(self.engine.unfinished_fit)
         outcome = self.learn(STREAM_BATCH, TASKS - 1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gracecl.core import Ints, StreamBatch
-from gracecl.engine.engine import Engine, Outcome
+from gracecl.engine.engine import Engine, StepResult
 from gracecl.runs.recipe import Recipe
 
 CIFAR = (3, 32, 32)
@@ -42,7 +42,7 @@ class Scene:
         self.labels: Ints = rng.integers(current[0], current[-1] + 1, len(self.images))
         self._at = 0
 
-    def step(self) -> Outcome | None:
+    def step(self) -> StepResult | None:
         """Learns the next ten images."""
         start = self._at % (len(self.images) - STREAM_BATCH + 1)
         self._at += STREAM_BATCH

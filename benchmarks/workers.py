@@ -101,7 +101,7 @@ def serve() -> None:
     if setting.launcher:
         from gracecl.runs import launch
 
-        launch.prepare()
+        launch.keep_freed_memory()
     import torch
 
     from benchmarks.scene import Scene

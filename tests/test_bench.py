@@ -204,7 +204,7 @@ FAULTS = """
 import resource, torch
 from gracecl.runs import launch
 if {prepared}:
-    launch.prepare()
+    launch.keep_freed_memory()
 torch.set_num_threads(1)
 for _ in range(20):  # until the heap has grown to what is needed
     torch.ones(12_000_000)

@@ -24,7 +24,7 @@ import torch
 from gracecl import cli
 from gracecl.registry import datasets, load_plugins, methods
 from gracecl.runs import jobs, watch
-from gracecl.runs.jobs import Outcome, run_all, share
+from gracecl.runs.jobs import Ending, run_all, share
 from gracecl.runs.run import Interrupted, RunConfig, Work
 from gracecl.runs.watch import Progress
 from stopping import StopAfter
@@ -228,7 +228,7 @@ class Seen:
     """What `run_all` returned and wrote, and what the command made of it."""
 
     out: Path
-    outcomes: list[Outcome]
+    outcomes: list[Ending]
     err: str
     code: int
     table: str

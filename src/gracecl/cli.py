@@ -16,14 +16,14 @@ from gracecl.registry.spec import parse_numbers
 from gracecl.runs import launch
 
 if TYPE_CHECKING:
-    from gracecl.runs.jobs import Outcome
+    from gracecl.runs.jobs import Ending
     from gracecl.runs.run import Work
 
 INTERRUPTED = 130
 
 
 def main() -> None:
-    launch.prepare()
+    launch.keep_freed_memory()
     sys.exit(call(sys.argv[1:]))
 
 
@@ -393,7 +393,7 @@ def number_of(jobs: str) -> int | None:
     return int(jobs)
 
 
-def conclude(out: Path, outcomes: Sequence[Outcome]) -> int:
+def conclude(out: Path, outcomes: Sequence[Ending]) -> int:
     """Shows what was finished, names what was not, and returns the exit code."""
     finished = [outcome.work.folder for outcome in outcomes if outcome.end == "finished"]
     if finished:
@@ -401,7 +401,7 @@ def conclude(out: Path, outcomes: Sequence[Outcome]) -> int:
     return verdict(outcomes)
 
 
-def verdict(outcomes: Sequence[Outcome]) -> int:
+def verdict(outcomes: Sequence[Ending]) -> int:
     """The exit code, after the runs that did not finish were named."""
     others = [outcome for outcome in outcomes if outcome.end != "finished"]
     if not others:

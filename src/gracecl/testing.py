@@ -22,7 +22,7 @@ from torch import Tensor
 from gracecl import rng
 from gracecl.core import NO_TASK, Batch, StreamBatch, Taps, is_loss
 from gracecl.data import Data, from_arrays
-from gracecl.engine.engine import Engine, Outcome
+from gracecl.engine.engine import Engine, StepResult
 from gracecl.engine.evaluate import evaluate
 from gracecl.functional.augment import Pixels
 from gracecl.memory import Memory
@@ -68,7 +68,7 @@ def toy_engine(
     return recipe.build(TOY_SHAPE, 6, (0.5,), (0.25,))
 
 
-def feed(engine: Engine, stream: Stream, until: int | None = None) -> list[Outcome | None]:
+def feed(engine: Engine, stream: Stream, until: int | None = None) -> list[StepResult | None]:
     """Learns from the engine's step on; tasks end where the stream says so."""
     outcomes = []
     for step in range(engine.progress.step, len(stream) if until is None else until):
@@ -79,10 +79,10 @@ def feed(engine: Engine, stream: Stream, until: int | None = None) -> list[Outco
     return outcomes
 
 
-def fit_steps(engine: Engine, at_most: int) -> list[Outcome]:
+def fit_steps(engine: Engine, at_most: int) -> list[StepResult]:
     """What a method that trains before evaluation does then; nothing for one that has no fit."""
-    engine.prepare()
-    outcomes: list[Outcome] = []
+    engine.get_ready()
+    outcomes: list[StepResult] = []
     while len(outcomes) < at_most and (fit := engine.unfinished_fit):
         outcomes.append(engine.step_fit(fit))
     return outcomes
@@ -352,7 +352,7 @@ def check_backbone(make: Callable[[tuple[int, int, int], int], Backbone], taps: 
 def next_batch(engine: Engine, stream: Stream) -> tuple[Batch, Taps]:
     """The batch that the engine's next step would train on (of a fit, if it trains in no other), and what the net says of it."""
     if engine.method.trains != "stream":
-        engine.prepare()
+        engine.get_ready()
         fit = engine.unfinished_fit
         assert fit is not None, f"{engine.method!r} trains neither on the stream nor before evaluation"
         batch = engine.assemble_fit(fit)

@@ -184,7 +184,7 @@ def test_a_fit_is_plain_training_from_the_first_weights(max_norm: float) -> None
 def test_every_image_once_in_an_epoch_in_another_order_each() -> None:
     engine = toy_engine(SHORT, memory=10)
     feed(engine, toy_stream())
-    engine.prepare()
+    engine.get_ready()
     orders = []
     while fit := engine.unfinished_fit:
         if fit.at % fit.per_epoch == 0:
@@ -264,7 +264,7 @@ def test_mixed_part_of_the_pixels_is_what_the_labels_say(share: float) -> None:
 def test_cutmix_comes_as_often_as_asked_and_its_loss_has_two_labels() -> None:
     engine = toy_engine("gdumb(epochs=200, cutmix=0.5)", memory=12)
     feed(engine, toy_stream())
-    engine.prepare()
+    engine.get_ready()
     fit = engine.unfinished_fit
     assert fit is not None
     mixed = 0

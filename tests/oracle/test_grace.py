@@ -17,7 +17,7 @@ from gracecl.controllers import Signals, relative
 from gracecl.controllers.feedback import Feedback
 from gracecl.core import Batch, Block, LossTable, Planning, Progress, StreamBatch, Taps, total
 from gracecl.data import Data, from_arrays
-from gracecl.engine.engine import Engine, Outcome
+from gracecl.engine.engine import Engine, StepResult
 from gracecl.errors import UserError
 from gracecl.functional.augment import Pixels
 from gracecl.functional.losses import cross_entropy, entropy
@@ -72,7 +72,7 @@ def number(pixels: Tensor) -> list[int]:
     return (pixels[:, 0, 0, 0].double() + 256 * pixels[:, 1, 0, 0].double()).round().long().tolist()
 
 
-def run(engine: Engine, data: Data, tasks: int = 2, batch: int = 4) -> Iterator[tuple[int, Outcome | None]]:
+def run(engine: Engine, data: Data, tasks: int = 2, batch: int = 4) -> Iterator[tuple[int, StepResult | None]]:
     stream = split(data, 0, tasks=tasks, batch=batch)
     for step in range(len(stream)):
         part = stream.batch(step)

@@ -13,7 +13,7 @@ from torch import Tensor
 from gracecl import nets, rng
 from gracecl.core import MEMORY_SOURCE, NO_TASK, Batch, StreamBatch, Taps
 from gracecl.data import Data, from_arrays
-from gracecl.engine.engine import Engine, Outcome
+from gracecl.engine.engine import Engine, StepResult
 from gracecl.engine.evaluate import evaluate
 from gracecl.functional.augment import Pixels
 from gracecl.functional.losses import cross_entropy
@@ -63,7 +63,7 @@ def make_engine(
     return Engine(method, tapped, Memories(memory, SHAPE), augmentation=augmentation, optimizer=optimizer, seed=seed)
 
 
-def run(engine: Engine, stream: Stream) -> list[Outcome]:
+def run(engine: Engine, stream: Stream) -> list[StepResult]:
     outcomes = []
     for step in range(len(stream)):
         part = stream.batch(step)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from gracecl import nets, rng
 from gracecl.core import MEMORY_SOURCE, Batch, Block, Planning, Progress, StreamBatch, Taps
 from gracecl.data import Data, from_arrays
-from gracecl.engine.engine import Engine, Outcome
+from gracecl.engine.engine import Engine, StepResult
 from gracecl.errors import UserError
 from gracecl.functional.augment import AUGMENTATIONS, Pixels, apply, draws
 from gracecl.memory import Memories
@@ -55,7 +55,7 @@ def make_engine(
     return Engine(method, tapped, Memories(memory, shape))
 
 
-def run(engine: Engine, data: Data, tasks: int, batch: int = 10, steps: int = 10**6) -> Iterator[tuple[int, Outcome | None]]:
+def run(engine: Engine, data: Data, tasks: int, batch: int = 10, steps: int = 10**6) -> Iterator[tuple[int, StepResult | None]]:
     """Task and outcome of each step."""
     stream = split(data, 0, tasks=tasks, batch=batch).cut(steps)
     for step in range(len(stream)):
@@ -64,7 +64,7 @@ def run(engine: Engine, data: Data, tasks: int, batch: int = 10, steps: int = 10
 
 
 @pytest.fixture(scope="module")
-def spied() -> tuple[Engine, list[tuple[int, Outcome | None]], Data]:
+def spied() -> tuple[Engine, list[tuple[int, StepResult | None]], Data]:
     """Two tasks of ten classes, 80 images of the first and 50 of the second, b = 10, B = 64, 130 slots."""
     data = numbered(20, 8)
     engine = make_engine(Spy(), 130, 20)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gracecl.core import Batch, StreamBatch, Taps
-from gracecl.engine.engine import Engine, Outcome
+from gracecl.engine.engine import Engine, StepResult
 from gracecl.testing import toy_data, toy_engine
 
 DATA = toy_data(6, 60)
@@ -25,7 +25,7 @@ def images(labels: list[int], seed: int) -> tuple[Tensor, np.ndarray]:
     return DATA.train_x[torch.from_numpy(rows)], DATA.train_y[rows]
 
 
-def teach(engine: Engine, classes: tuple[int, ...], task: int, steps: int = 4) -> list[Outcome]:
+def teach(engine: Engine, classes: tuple[int, ...], task: int, steps: int = 4) -> list[StepResult]:
     """So many batches of ten, each with all classes of a task."""
     found = []
     for step in range(steps):

@@ -26,7 +26,7 @@ from gracecl.nets.tapped import TappedNet
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepResult:
     """What a batch of the stream led to: the last table, without gradients, and how many images that took."""
 
     table: LossTable
@@ -75,7 +75,7 @@ class Engine:
 
     # Learning.
 
-    def learn(self, batch: StreamBatch) -> Outcome | None:
+    def learn(self, batch: StreamBatch) -> StepResult | None:
         """One batch of the stream. Returns None where the method chose not to update."""
         self.fit = None
         new = self.meet(batch)
@@ -98,7 +98,7 @@ class Engine:
             self.method.observe(self.memories, new, self.rng("observe"))
         self.images_seen += len(new)
         self.progress = replace(self.progress, step=self.progress.step + 1, first_of_task=False)
-        return None if table is None else Outcome(table, images, meter.forward - forward, meter.backward - backward)
+        return None if table is None else StepResult(table, images, meter.forward - forward, meter.backward - backward)
 
     def meet(self, batch: StreamBatch) -> StreamBatch:
         """Moves to the batch's task and adds its labels to those met; returns the batch as hooks see it, on the device."""
@@ -178,7 +178,7 @@ class Engine:
         """The net to predict with, after the method made what its rules need: once per step."""
         if not self.progress.seen:
             raise UserError("nothing was learned yet, so there is nothing to predict; call learn(x, y) first")
-        self.prepare()
+        self.get_ready()
         while fit := self.unfinished_fit:
             self.step_fit(fit)
         return self.method.eval_net if self.fit is None else self.fit.net
@@ -187,7 +187,7 @@ class Engine:
         """What was made for predictions is made anew when they are next asked for: the weights have changed since."""
         self.ready_at = -1
 
-    def prepare(self) -> None:
+    def get_ready(self) -> None:
         """Begins what predictions need, once per step. Where that is a fit, it is left to be stepped to its end."""
         if self.ready_at == self.progress.step:
             return
@@ -203,7 +203,7 @@ class Engine:
         """The fit that predictions wait for, if one has begun."""
         return None if self.fit is None or self.fit.done else self.fit
 
-    def step_fit(self, fit: Fit) -> Outcome:
+    def step_fit(self, fit: Fit) -> StepResult:
         """One step of a fit, with the losses of the whole method."""
         with torch.inference_mode(False), rng.torch_seed(fit.seed, "torch", fit.at, device=self.device):
             batch = self.assemble_fit(fit)
@@ -212,7 +212,7 @@ class Engine:
         if fit.done:
             with torch.no_grad():
                 table = observations(out, batch) | table
-        return Outcome({row: value.detach() for row, value in table.items()}, len(batch), len(batch), len(batch))
+        return StepResult({row: value.detach() for row, value in table.items()}, len(batch), len(batch), len(batch))
 
     def assemble_fit(self, fit: Fit) -> Batch:
         """The batch of a fit's next step: images of the memory alone."""
@@ -249,6 +249,6 @@ class Engine:
         self.scaler.load_state_dict(state["scaler"])
         self.fit = None
         if "fit" in state:
-            self.prepare()
+            self.get_ready()
             if self.fit is not None:
                 self.fit.load_state_dict(state["fit"])

@@ -33,7 +33,7 @@ from gracecl.runs import watch
 from gracecl.runs.run import Interrupted, RunConfig, Work, resume_command, stop_requests
 
 CHILD = (
-    "import sys; sys.path[:] = sys.argv[1:]; from gracecl.runs import launch; launch.prepare(); "
+    "import sys; sys.path[:] = sys.argv[1:]; from gracecl.runs import launch; launch.keep_freed_memory(); "
     "from gracecl.runs.jobs import serve; serve()"
 )
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -42,7 +42,7 @@ SECONDS_FOR_LAST_WORDS = 1.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Ending:
     """How a run ended, and what there is to say about it if it did not finish."""
 
     work: Work
@@ -54,7 +54,7 @@ class Outcome:
         return f"{title}: finished" if self.end == "finished" else f"gracecl: {title}: {self.text}"
 
 
-def run_all(works: Sequence[Work], jobs: int | None = None, threads: int | None = None) -> list[Outcome]:
+def run_all(works: Sequence[Work], jobs: int | None = None, threads: int | None = None) -> list[Ending]:
     """Carries out runs, so many at once with so many threads each, and tells how each of them ended, in their order.
 
     A run that fails does not keep the others from their end, unless it is the only one: then its error is raised. Children know
@@ -65,13 +65,13 @@ def run_all(works: Sequence[Work], jobs: int | None = None, threads: int | None 
     at_once, threads = share(works, jobs, threads, cores())
     if len(works) == 1:
         works[0].carry_out(watch.LiveWatch(), threads)
-        return [Outcome(works[0])]
+        return [Ending(works[0])]
     if threads is None or min(at_once, len(unfinished)) < 2:
         ended = _in_turn(unfinished, threads)
     else:
         ended = _side_by_side(unfinished, at_once, threads, watch.Board(len(works), len(works) - len(unfinished)))
     by_folder = {outcome.work.folder: outcome for outcome in ended}
-    return [by_folder.get(work.folder, Outcome(work)) for work in works]
+    return [by_folder.get(work.folder, Ending(work)) for work in works]
 
 
 def cores() -> int:
@@ -100,7 +100,7 @@ def share(works: Sequence[Work], jobs: int | None, threads: int | None, cores: i
     return at_once, threads
 
 
-def _in_turn(works: Sequence[Work], threads: int | None) -> list[Outcome]:
+def _in_turn(works: Sequence[Work], threads: int | None) -> list[Ending]:
     outcomes = []
     for work in works:
         outcomes.append(_attempt(work, watch.LiveWatch(), threads))
@@ -109,18 +109,18 @@ def _in_turn(works: Sequence[Work], threads: int | None) -> list[Outcome]:
     return outcomes
 
 
-def _attempt(work: Work, watching: watch.Watch, threads: int | None) -> Outcome:
+def _attempt(work: Work, watching: watch.Watch, threads: int | None) -> Ending:
     try:
         work.carry_out(watching, threads)
     except (UserError, OSError) as error:
-        return Outcome(work, "refused", sentence(error))
+        return Ending(work, "refused", sentence(error))
     except Exception:  # noqa: BLE001 (whatever it is, the other runs go on)
-        return Outcome(work, "crashed", traceback.format_exc().rstrip())
-    return Outcome(work)
+        return Ending(work, "crashed", traceback.format_exc().rstrip())
+    return Ending(work)
 
 
-def _side_by_side(works: Sequence[Work], at_once: int, threads: int, board: watch.Board) -> list[Outcome]:
-    waiting, outcomes = deque(works), list[Outcome]()
+def _side_by_side(works: Sequence[Work], at_once: int, threads: int, board: watch.Board) -> list[Ending]:
+    waiting, outcomes = deque(works), list[Ending]()
     inbox: _Inbox = SimpleQueue()
     children: list[_Child] = []
     stopping = False
@@ -201,18 +201,18 @@ class _Child:
         with contextlib.suppress(BrokenPipeError):
             self.orders.close()
 
-    def outcome(self, message: dict[str, Any]) -> Outcome | None:
+    def outcome(self, message: dict[str, Any]) -> Ending | None:
         """How the run in hand ended, if that is what the message says."""
         if "end" in message:
             self.busy = False
-            return Outcome(self.work, message["end"], message["text"])
+            return Ending(self.work, message["end"], message["text"])
         if "gone" not in message or not self.busy:
             return None
         code = self.process.returncode
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         if code == -signal.SIGKILL:
             how += " (when memory runs out the system does that: then take fewer --jobs)"
-        return Outcome(self.work, "stopped", f"its process {how}; {_how_to_continue([self.work.folder])}")
+        return Ending(self.work, "stopped", f"its process {how}; {_how_to_continue([self.work.folder])}")
 
     def _listen(self, reports: IO[str], words: IO[str]) -> None:
         relay = threading.Thread(target=self._relay, args=(words,), daemon=True)

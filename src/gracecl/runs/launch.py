@@ -1,6 +1,6 @@
 """A setting of the process that makes steps of wide nets on a CPU cheaper. The command makes it before anything else.
 
-A program that embeds the library may call `prepare()` at its top, too.
+A program that embeds the library may call `keep_freed_memory()` at its top, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ MMAP_MAX, TRIM_THRESHOLD, TOP_PAD = -4, -1, -2
 """parameters of glibc's mallopt"""
 
 
-def prepare() -> None:
+def keep_freed_memory() -> None:
     """Freed memory is kept for the next step, so that the process stays at its largest size.
 
     By default glibc gives every large block back to the system, which hands out and clears each page anew at every step. What the

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 from gracecl.core import LossTable, is_loss
-from gracecl.engine.engine import Outcome
+from gracecl.engine.engine import StepResult
 from gracecl.errors import UserError
 
 FLUSH_EVERY = 50
@@ -52,10 +52,10 @@ class Recorder:
             self._truncate(path, keep_until, evaluating)
         self.path = path
         self._file = open(path, "ab")  # noqa: SIM115 (closed by close())
-        self._pending: list[tuple[dict[str, Any], Outcome]] = []
+        self._pending: list[tuple[dict[str, Any], StepResult]] = []
         self.latest: dict[str, list[float]] = {}
 
-    def step(self, step: int, task: int, outcome: Outcome, kind: Literal["step", "fit"] = "step") -> None:
+    def step(self, step: int, task: int, outcome: StepResult, kind: Literal["step", "fit"] = "step") -> None:
         """A step, or the end of the fit before its evaluation."""
         self._pending.append(({"kind": kind, "step": step, "task": task, "images": outcome.images}, outcome))
         if len(self._pending) >= FLUSH_EVERY:

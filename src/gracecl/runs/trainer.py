@@ -94,7 +94,7 @@ class Trainer:
         self.timing.backward += meter.backward - backward
         if step in self.stream.marks or (self.eval_every and (step + 1) % self.eval_every == 0):
             started = time.perf_counter()
-            self.engine.prepare()
+            self.engine.get_ready()
             self.timing.eval_seconds += time.perf_counter() - started
             if self.engine.unfinished_fit is None:
                 self.evaluate(step)
