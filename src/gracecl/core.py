@@ -205,6 +205,7 @@ class Batch:
         """of the step, where the optimizer is gradient descent without adaptive scaling"""
         self.y = torch.from_numpy(labels).to(x.device, non_blocking=True)
         self.targets: dict[str, Tensor] = {}
+        """what losses aim at besides labels: what teachers say, and of mixed images the other label and its share"""
         self.supervised: slice | Tensor = slice(0, len(labels))
         """rows that enter cross-entropy"""
 
