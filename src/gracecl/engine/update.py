@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -87,14 +87,13 @@ class Update:
 
 
 def descend(
-    params: Iterable[torch.nn.Parameter],
+    params: list[torch.nn.Parameter],
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
     backward: Callable[[Tensor | None], None],
     after_backward: Callable[[], None],
 ) -> None:
     """One optimizer step. `backward` fills the gradients, given the scale of half precision; `after_backward` may change them."""
-    params = list(params)
     for parameter in params:  # as zero_grad() does, without its bookkeeping, which a small step notices
         parameter.grad = None
     scale = scaler.scale(torch.ones((), device=params[0].device)) if scaler.is_enabled() else None

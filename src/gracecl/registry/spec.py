@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import operator
 import re
 import sys
 import types
@@ -19,7 +20,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from gracecl.errors import UserError
 from gracecl.registry import Registry, methods, nearest
@@ -34,69 +35,48 @@ class Call:
     kwargs: dict[str, Any]
 
 
+@dataclass(frozen=True)
 class Limit:
-    """The range of an option that is a number. It stands in the option's annotation; its text ends "temperature must be"."""
+    """The range of an option that is a number, in the option's annotation. Its text follows "temperature must be"."""
+
+    bound: float
+    words: ClassVar[str]
+    compare: ClassVar[Callable[[Any, Any], bool]]
 
     def holds(self, value: float) -> bool:
-        raise NotImplementedError
+        return type(self).compare(value, self.bound)
+
+    def __str__(self) -> str:
+        return f"{self.words} {self.bound}"
 
 
-@dataclass(frozen=True)
 class AtLeast(Limit):
-    bound: float
-
-    def holds(self, value: float) -> bool:
-        return value >= self.bound
-
-    def __str__(self) -> str:
-        return f"at least {self.bound}"
+    words, compare = "at least", operator.ge
 
 
-@dataclass(frozen=True)
 class AtMost(Limit):
-    bound: float
-
-    def holds(self, value: float) -> bool:
-        return value <= self.bound
-
-    def __str__(self) -> str:
-        return f"at most {self.bound}"
+    words, compare = "at most", operator.le
 
 
-@dataclass(frozen=True)
 class Above(Limit):
-    bound: float
-
-    def holds(self, value: float) -> bool:
-        return value > self.bound
-
-    def __str__(self) -> str:
-        return f"above {self.bound}"
+    words, compare = "above", operator.gt
 
 
-@dataclass(frozen=True)
 class Below(Limit):
-    bound: float
-
-    def holds(self, value: float) -> bool:
-        return value < self.bound
-
-    def __str__(self) -> str:
-        return f"below {self.bound}"
+    words, compare = "below", operator.lt
 
 
 @dataclass(frozen=True)
 class Within(Limit):
-    """Both ends included."""
+    """From `bound` to `highest`, both included."""
 
-    lowest: float
     highest: float
 
     def holds(self, value: float) -> bool:
-        return self.lowest <= value <= self.highest
+        return self.bound <= value <= self.highest
 
     def __str__(self) -> str:
-        return f"between {self.lowest} and {self.highest}"
+        return f"between {self.bound} and {self.highest}"
 
 
 def parse_call(text: str) -> Call:
