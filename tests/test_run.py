@@ -234,8 +234,8 @@ def test_the_summary_agrees_with_a_recomputation_from_the_record(compared: tuple
                 assert matrix == [[first[0], None], last]
 
 
-def test_four_inference_rules_are_reported_for_mose(compared: tuple[Path, Said]) -> None:
-    rules = {"linear_last", "linear_mean", "ncm_last", "ncm_mean"}
+def test_five_inference_rules_are_reported_for_mose(compared: tuple[Path, Said]) -> None:
+    rules = {"linear_last", "linear_mean", "linear_votes", "ncm_last", "ncm_mean"}
     (folder, _) = runs_of(compared[0], "grace(mose())")
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["metrics"].keys() == rules

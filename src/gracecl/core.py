@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -22,6 +22,8 @@ LossTable = dict[str, Tensor]
 """`{role/part: [L]}`: the terms of the objective, for each tapped layer. Terms whose role is `log` are observations."""
 
 NO_TASK = -1
+NO_SOURCES: Ints = np.empty(0, np.int64)
+"""of images that nobody has numbered: the engine counts them"""
 
 
 def is_loss(row: str) -> bool:
@@ -66,6 +68,11 @@ class Taps:
         return Taps(self.features[:, rows], self.logits[:, rows], self._project)
 
     @staticmethod
+    def mean(one: Taps, other: Taps) -> Taps:
+        """What two views of the same images show on average."""
+        return Taps((one.features + other.features) / 2, (one.logits + other.logits) / 2, one._project)
+
+    @staticmethod
     def join(parts: list[Taps]) -> Taps:
         """Several forwards, one after the other along the image axis."""
         if len(parts) == 1:
@@ -108,11 +115,13 @@ class StreamBatch:
     x: Tensor
     """uint8 [b, channels, height, width]"""
     labels: Ints
-    sources: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    sources: Ints = field(default_factory=lambda: NO_SOURCES)
     """a number that identifies each image within the stream; left out, the engine counts"""
     task: int = NO_TASK
     fresh: bool = True
     """False in later epochs over a task: such images were offered to the memory already"""
+    last_of_task: bool = False
+    """the task ends after it; where nobody can know that in advance, it ends when a batch of another task comes"""
     progress: Progress = Progress()
     """where the learner stands when it meets the batch; the engine fills it in"""
 
@@ -146,11 +155,19 @@ class Selection:
     slots: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     store: str = "replay"
     """which memory the slots belong to"""
+    before: tuple[Any, ...] = ()
+    """transformations of its images that come before those of each view"""
+    shown: tuple[int, ...] | None = None
+    """which of the method's views of the block the update shows; None is all"""
     found: dict[str, Any] = field(default_factory=dict)
     """what planning found out about the block and the step needs again: `batch.blocks[name].found`"""
 
     def __len__(self) -> int:
         return len(self.stream) + len(self.slots)
+
+    def views(self, of_method: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """The views that the update shows, of those that the method gives the block."""
+        return [(*self.before, *view) for number, view in enumerate(of_method) if self.shown is None or number in self.shown]
 
 
 MEMORY_SOURCE = 1 << 40
@@ -171,9 +188,9 @@ class Block:
     raw_views: tuple[int, ...]
     """views that show the image as it is or mirrored, without anything random"""
     found: dict[str, Any] = field(default_factory=dict)
-    """what planning found out about the block"""
+    """what planning and `prepare` found out about the block"""
     memory: Any = None
-    """the memory that its other images came from"""
+    """the memory that its other images come from"""
 
     @property
     def rows(self) -> slice:
@@ -205,7 +222,7 @@ class Batch:
         """of the step, where the optimizer is gradient descent without adaptive scaling"""
         self.y = torch.from_numpy(labels).to(x.device, non_blocking=True)
         self.targets: dict[str, Tensor] = {}
-        """what losses aim at besides labels: what teachers say, and of mixed images the other label and its share"""
+        """what the hook `targets` gave: what teachers say of the images"""
         self.supervised: slice | Tensor = slice(0, len(labels))
         """rows that enter cross-entropy"""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gracecl import streams
-from gracecl.core import Ints, StreamBatch
+from gracecl.core import NO_SOURCES, Ints, StreamBatch
 from gracecl.engine.evaluate import seen_scores
 from gracecl.engine.update import Precision
 from gracecl.errors import UserError
@@ -122,24 +122,16 @@ class Learner:
         The stream is one of `gracecl.stream(...)` or its expression, which takes the learner's seed; `data` is the folder of the
         data sets. What was learned before stays, and the stream's first task is a new one.
         """
-        stream = self.method.stream(self._stream(stream, data)).to(self.engine.device)
+        stream = self.method.stream(self._stream(stream, data).to(self.engine.device))
         check_marks(self.method, stream)
-        first = self.engine.progress.task + 1
-
-        def test_images() -> tuple[Tensor, Ints, Ints]:
-            x, y, tasks = stream.test_images(self.engine.progress.seen)
-            return x, y, first + tasks
-
-        self._task, self.engine.memories.oracle = None, test_images
+        first, self._task = self.engine.progress.task + 1, None
         tables = []
         for step in range(len(stream)):
             batch = stream.batch(step)
             task = first + batch.task if stream.has_tasks else self.engine.progress.task
-            outcome = self.engine.learn(StreamBatch(batch.x, batch.labels, task=task, fresh=batch.fresh))
+            outcome = self.engine.learn(replace(batch, task=task, sources=NO_SOURCES))
             if outcome is not None:
                 tables.append((self.engine.progress.step - 1, outcome.table))
-            if stream.ends_task(step):
-                self.engine.end_task()
             if tables and (len(tables) == FLUSH_EVERY or step + 1 == len(stream)):
                 for (at, _), losses in zip(tables, fetch([table for _, table in tables]), strict=True):
                     check_losses(losses, at)

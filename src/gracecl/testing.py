@@ -72,10 +72,7 @@ def feed(engine: Engine, stream: Stream, until: int | None = None) -> list[StepR
     """Learns from the engine's step on; tasks end where the stream says so."""
     outcomes = []
     for step in range(engine.progress.step, len(stream) if until is None else until):
-        batch = stream.batch(step)
-        outcomes.append(engine.learn(batch))
-        if stream.ends_task(step):
-            engine.end_task()
+        outcomes.append(engine.learn(stream.batch(step)))
     return outcomes
 
 
@@ -407,6 +404,8 @@ def flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(value, (list, tuple)):
         for number, item in enumerate(value):
             yield from flatten(item, f"{name}/{number}")
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from flatten(vars(value), name)
     elif isinstance(value, (Tensor, np.ndarray)):
         yield name, torch.as_tensor(value).detach().clone()
     else:

@@ -118,7 +118,8 @@ def test_whole_step_with_mixing() -> None:
     np.testing.assert_allclose(looked_at[0].flatten(1).numpy(), flat("mix_u"), **SINGLE)
     assert looked_at[1].tolist() == GOLDEN["mix_match"].tolist()
     np.testing.assert_allclose(batch.x[n + r :].flatten(1).numpy(), flat("mix_d"), **SINGLE)
-    share, other = float(batch.targets["share"]), batch.targets["other"].numpy()
+    mixed = batch.blocks["adversarial"].found
+    share, other = float(mixed["share"]), mixed["other"].numpy()
     one_hot = np.eye(len(GOLDEN["b3"]))
     np.testing.assert_allclose(share * one_hot[GOLDEN["v"]] + (1 - share) * one_hot[other], GOLDEN["mix_v"], **SINGLE)
     table = {row: float(value) for row, value in table.items()}

@@ -35,7 +35,8 @@ def batch(small: SmallNet, memory: Memory, task: int, image: int | None = None) 
     pick = slice(None) if image is None else slice(image, image + 1)
     x, y = GOLDEN["x"][pick], GOLDEN[f"t{task}_y"][pick]
     n, m = len(y), len(GOLDEN["v2"])
-    blocks = {"new": Block(0, n, 1, n, ()), "replay": Block(n, m, 1, 0, ()), "dark": Block(n + m, m, 1, 0, (), memory=memory)}
+    places = {"new": (0, n, 1, n), "replay": (n, m, 1, 0), "dark": (n + m, m, 1, 0)}
+    blocks = {name: Block(*place, (), memory=memory) for name, place in places.items()}
     labels = np.concatenate([y, GOLDEN["v2"], np.zeros(m, np.int64)])
     sources = np.concatenate([np.arange(n), MEMORY_SOURCE + np.arange(m), MEMORY_SOURCE + np.arange(m)])
     seen = tuple(range(PER_TASK * (task + 1)))

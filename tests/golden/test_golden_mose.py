@@ -180,7 +180,8 @@ def test_inference() -> None:
     [(_, out)] = engine.net.sweep(torch.from_numpy(GOLDEN["eval/x"]))
     close(out.features.numpy(), GOLDEN["eval/features"])
     close(out.logits.numpy(), GOLDEN["eval/logits"])
-    guess = {rule: scores.argmax(dim=1).numpy() for rule, scores in rule_scores(engine.method, out).items()}
+    every = torch.arange(engine.net.classes)
+    guess = {rule: scores.argmax(dim=1).numpy() for rule, scores in rule_scores(engine.method, out, every).items()}
     for expert in range(4):
         np.testing.assert_array_equal(guess[f"ncm_{expert + 1}"], GOLDEN["eval/ncm_pred"][expert])
     np.testing.assert_array_equal(guess["ncm_mean"], GOLDEN["eval/ncm_pred_mean"])

@@ -83,8 +83,8 @@ def batch_of(method: OnPro, fields: dict[str, Any], plan: dict[str, Selection], 
     """The planned step, each block in as many views as the method asks for."""
     placed, labels, start = {}, [], 0
     for name, rows in plan.items():
-        views = len(method.views(name, augment.augmentation("simclr")))
-        placed[name] = Block(start, len(rows), views, len(rows.stream), (0,))
+        views = len(rows.views(method.views(name, augment.augmentation("simclr"))))
+        placed[name] = Block(start, len(rows), views, len(rows.stream), (0,), rows.found)
         labels.append(np.tile(np.concatenate([fields["y"][rows.stream], memories.replay.labels[rows.slots]]), views))
         start += views * len(rows)
     y = np.concatenate(labels)
@@ -208,13 +208,15 @@ def test_prototype_feedback_and_the_second_step_of_the_second_task(monkeypatch: 
     assert list(plan) == ["new", "replay", "supervised", "seen"]
     batch = batch_of(method, fields, plan, memories, 1)
     first = batch.labels[batch.blocks["replay"].view(0)]
-    close(np.stack([first, method.other, method.share], axis=1), APF["out_triples"])
+    mixed = plan["replay"].found
+    close(np.stack([first, mixed["other"], mixed["share"]], axis=1), APF["out_triples"])
     close(method.labels_of("replay", batch), APF["out_label"])
     close(pseudo_labels(method.labels_of("replay", batch), CLASSES), fields["pseudo_replay"])
     base = IDENTITY.normalise(memories.replay[plan["replay"].slots])
     for block in ("replay", "supervised"):
-        close(augment.apply(method.views(block, ())[0], base, np.empty((len(base), 0)), IDENTITY), APF["out_x"])
+        view = plan[block].views(method.views(block, ()))[0]
+        close(augment.apply(view, base, np.empty((len(base), 0)), IDENTITY), APF["out_x"])
 
     # Which labels are equal follows the file, where they have single precision.
-    batch.targets["mixed_label"] = torch.from_numpy(fields["pseudo_replay"][: len(first)])
+    mixed["mixed_label"] = torch.from_numpy(fields["pseudo_replay"][: len(first)])
     check_step(method, fields, batch, monkeypatch)

@@ -145,7 +145,7 @@ def test_pixels_stay_within_the_radius_and_the_range(options: str) -> None:
     if "mix" in options:
         drawn = batch.rng("mix")
         share, order = drawn.random(), torch.from_numpy(drawn.permutation(len(u)))
-        assert torch.equal(batch.targets["other"], batch.y[batch.rows("replay")][order])
+        assert torch.equal(batch.blocks["adversarial"].found["other"], batch.y[batch.rows("replay")][order])
         u = share * u + (1 - share) * u[order]
     assert float((d - u).abs().max()) <= engine.method.radius + 1e-6
     assert d.min() >= -1e-6
@@ -199,18 +199,19 @@ def test_labels_are_those_of_memory_and_none_of_them_is_in_the_batch() -> None:
 
 def test_mixed_labels_are_shares_of_two() -> None:
     engine, batch = middle("adversarial_replay(n_recall=5, mix=True)")
-    share = float(batch.targets["share"])
+    share = float(batch.blocks["adversarial"].found["share"])
     assert 0 <= share <= 1
     rows = batch.rows("adversarial")
     with torch.no_grad():
         out = engine.update.forward(batch)
     log_p = F.log_softmax(out.logits[-1][rows], dim=-1)
     loss = 0.0
-    for row, (own, other) in enumerate(zip(batch.y[rows].tolist(), batch.targets["other"].tolist(), strict=True)):
+    others = batch.blocks["adversarial"].found["other"].tolist()
+    for row, (own, other) in enumerate(zip(batch.y[rows].tolist(), others, strict=True)):
         loss -= share * float(log_p[row, own]) + (1 - share) * float(log_p[row, other])
     table = engine.method.losses(out, batch)
     assert float(table["ce/adversarial"]) == pytest.approx(0.4 * loss / len(log_p), rel=1e-5)
-    batch.targets["share"] = torch.tensor(1.0)
+    batch.blocks["adversarial"].found["share"] = torch.tensor(1.0)
     plain = 0.4 * F.cross_entropy(out.logits[-1][rows], batch.y[rows])
     assert float(engine.method.losses(out, batch)["ce/adversarial"]) == pytest.approx(float(plain), rel=1e-5)
 

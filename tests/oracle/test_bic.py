@@ -204,7 +204,7 @@ def test_only_the_newest_classes_are_corrected_and_only_between_tasks() -> None:
     images = toy_data().test_x
     [(_, out)] = engine.net.sweep(images)
     found = bic(engine).correction
-    scores = rule_scores(engine.method, out)["linear_last"]
+    scores = rule_scores(engine.method, out, torch.arange(6))["linear_last"]
     assert torch.equal(scores[:, [0, 1, 4, 5]], out.logits[-1][:, [0, 1, 4, 5]])
     expected = found.scale.float() * out.logits[-1][:, [2, 3]] + found.shift.float()
     torch.testing.assert_close(scores[:, [2, 3]], expected)

@@ -270,16 +270,17 @@ def test_cutmix_comes_as_often_as_asked_and_its_loss_has_two_labels() -> None:
     mixed = 0
     for fit.at in range(200):
         batch = engine.assemble_fit(fit)
-        if "share" not in batch.targets:
+        [block] = batch.blocks.values()
+        if "share" not in block.found:
             continue
         mixed += 1
         with torch.no_grad():
             out = fit.net(batch.x)
         seen = list(engine.progress.seen)
         log_p = F.log_softmax(out.logits[-1][:, seen], dim=-1)
-        share = float(batch.targets["share"])
+        share = float(block.found["share"])
         loss = 0.0
-        for row, (own, other) in enumerate(zip(batch.y.tolist(), batch.targets["other"].tolist(), strict=True)):
+        for row, (own, other) in enumerate(zip(batch.y.tolist(), block.found["other"].tolist(), strict=True)):
             loss -= share * float(log_p[row, seen.index(own)]) + (1 - share) * float(log_p[row, seen.index(other)])
         assert float(engine.method.losses(out, batch)["ce/all"]) == pytest.approx(loss / len(batch), rel=1e-5)
     assert 70 < mixed < 130

@@ -510,7 +510,7 @@ def test_past_without_the_newest_task(source: str) -> None:
 def test_past_without_the_newest_task_on_the_test_images(tmp_path: Path) -> None:
     engine, data = make_engine("grace(er(n_recall=8), val_source='test_oracle', past_tasks='finished')"), numbered(4, 10)
     recorder = Recorder(tmp_path / "metrics.jsonl")
-    trainer = Trainer(engine, split(data, 0, tasks=2, batch=4), recorder)
+    trainer = Trainer(engine, engine.method.stream(split(data, 0, tasks=2, batch=4)), recorder)
     for _ in range(10):
         trainer.step()
     first = np.flatnonzero(data.test_y < 2)
@@ -612,7 +612,7 @@ def test_test_oracle_uses_the_test_images_of_the_tasks_so_far(tmp_path: Path) ->
     engine = make_engine("grace(er(n_recall=8), val_source='test_oracle')")
     data = numbered(4, 10)
     recorder = Recorder(tmp_path / "metrics.jsonl")
-    trainer = Trainer(engine, split(data, 0, tasks=2, batch=4), recorder)
+    trainer = Trainer(engine, engine.method.stream(split(data, 0, tasks=2, batch=4)), recorder)
     for _ in range(5):  # the first task: 20 images
         trainer.step()
     first = np.flatnonzero(data.test_y < 2)

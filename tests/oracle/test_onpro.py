@@ -113,15 +113,16 @@ def test_a_later_step_is_the_loops(taps: int) -> None:
     shapes = {name: (block.images, block.views) for name, block in batch.blocks.items()}
     assert shapes == {"new": (2, 32), "replay": (4, 32), "supervised": (4, 1), "seen": (4, 2)}
     method = engine.method
-    assert method.share.any()
+    mixed = batch.blocks["replay"].found
+    assert mixed["share"].any()
     table = method.losses(out, batch)
     assert set(table) == {"ce/replay", "sc/new", "sc/replay", "ope/new", "ope/seen"}
-    a, b, share = batch.labels[batch.blocks["replay"].view(0)].tolist(), method.other.tolist(), method.share.tolist()
+    a, b, share = batch.labels[batch.blocks["replay"].view(0)].tolist(), mixed["other"].tolist(), mixed["share"].tolist()
     rows, starts = batch.rows("supervised"), method.starts(batch)
     assert batch.labels[rows].tolist() == a
-    mixed = [x if x == y or s == 0 else (1 - s) * x + s * y for x, y, s in zip(a, b, share, strict=True)]
+    blended = [x if x == y or s == 0 else (1 - s) * x + s * y for x, y, s in zip(a, b, share, strict=True)]
     for layer in range(taps):
-        for block, start, labels in (("new", starts[0], batch.labels[:2].tolist()), ("replay", starts[1], mixed)):
+        for block, start, labels in (("new", starts[0], batch.labels[:2].tolist()), ("replay", starts[1], blended)):
             features, projected = turned(out, batch, block)
             expected = contrast(features[layer], projected[layer], labels, start, 0.5, new=block == "new")
             assert table[f"sc/{block}"][layer].item() == pytest.approx(expected, rel=1e-4)
@@ -156,10 +157,11 @@ def test_mixed_images_lie_between_their_parents_in_every_view() -> None:
     new = engine.meet(piece)
     plan = engine.plan(new, 0)
     batch = engine.assemble(plan, new, 0)
-    method, memory, pixels = engine.method, engine.memories.replay, engine.net.pixels
-    first, second = pixels.normalise(memory[plan["replay"].slots]), pixels.normalise(method.blend[0].others)
-    np.testing.assert_array_equal(method.other, [labels_of_image(memory, image) for image in method.blend[0].others])
-    share = torch.from_numpy(method.share).float().view(-1, 1, 1, 1)
+    memory, pixels, mixed = engine.memories.replay, engine.net.pixels, plan["replay"]
+    [blend] = mixed.before
+    first, second = pixels.normalise(memory[mixed.slots]), pixels.normalise(blend.others)
+    np.testing.assert_array_equal(mixed.found["other"], [labels_of_image(memory, image) for image in blend.others])
+    share = mixed.found["share"].float().view(-1, 1, 1, 1)
     w = first + share * (second - first)
     block = batch.blocks["replay"]
     for number, view in enumerate(augment.ROTATIONS):
@@ -180,12 +182,12 @@ def test_mixed_images_are_augmented_after_they_are_mixed() -> None:
     """Grey and crop of the mix are those of one draw; mixed the other way round, each parent would have its own window."""
     engine = run(SMALL, LATER)
     batch, _ = next_batch(engine, stream())
-    block, method = batch.blocks["replay"], engine.method
+    block = batch.blocks["replay"]
     view = augment.augmentation("tau")
     place, number = 1, 16  # the block's place in the plan, the first augmented view
     stem = rng.key(0, "augment", batch.progress.step, 0, place, number)
     draws = rng.uniform(stem, batch.sources[block.view(0)], augment.draws(view))
-    assert method.share.any()
+    assert block.found["share"].any()
     expected = augment.apply(view, batch.x[block.view(0)], draws, engine.net.pixels)
     torch.testing.assert_close(batch.x[block.view(16)], expected, rtol=0, atol=1e-5)
 
@@ -409,7 +411,7 @@ def test_without_mixing_the_step_is_that_of_ocm() -> None:
     engine = run("onpro(n_recall=4, scale=0.5, base_rate=1.0, mix_probability=0.0)", LATER)
     batch, out = next_batch(engine, stream())
     method = engine.method
-    assert not method.share.any()
+    assert not batch.blocks["replay"].found["share"].any()
     table = method.losses(out, batch)
     rows = batch.rows("supervised")
     expected = mean_cross_entropy(out.logits[0, rows], batch.labels[rows].tolist())
@@ -436,7 +438,8 @@ def test_a_mixed_image_stands_alone_with_its_views() -> None:
     batch, _ = next_batch(engine, stream())
     labels = engine.method.labels_of("replay", batch)
     assert labels.dtype == torch.float64
-    mixed = (engine.method.share > 0) & (engine.method.other != batch.labels[batch.blocks["replay"].view(0)])
+    block = batch.blocks["replay"]
+    mixed = (block.found["share"] > 0) & (block.found["other"] != batch.y[block.view(0)])
     assert mixed.any()
     for i in np.flatnonzero(mixed):
         assert (labels == labels[i]).sum() == 1

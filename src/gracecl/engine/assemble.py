@@ -40,7 +40,7 @@ def assemble(
         memory = memories[chosen.store]
         origin = np.concatenate([new.sources[chosen.stream], MEMORY_SOURCE + chosen.slots])
         base = net.pixels.normalise(gather(new.x, chosen.stream, memory[chosen.slots]))
-        views, raw = method.views(name, augmentation), []
+        views, raw = chosen.views(method.views(name, augmentation)), []
         for number, view in enumerate(views):
             if augment.is_raw(view):
                 raw.append(number)

@@ -98,7 +98,10 @@ class Engine:
             self.method.observe(self.memories, new, self.rng("observe"))
         self.images_seen += len(new)
         self.progress = replace(self.progress, step=self.progress.step + 1, first_of_task=False)
-        return None if table is None else StepResult(table, images, meter.forward - forward, meter.backward - backward)
+        result = None if table is None else StepResult(table, images, meter.forward - forward, meter.backward - backward)
+        if new.last_of_task:
+            self.end_task()
+        return result
 
     def meet(self, batch: StreamBatch) -> StreamBatch:
         """Moves to the batch's task and adds its labels to those met; returns the batch as hooks see it, on the device."""
@@ -148,7 +151,7 @@ class Engine:
         return self._generators[purpose](self.seed, purpose, self.progress.step, repeat)
 
     def end_task(self) -> None:
-        """Tells the method that the task is over; harmless when it was told already."""
+        """Tells the method that the task is over; harmless when it was told already. `learn` does so where a batch says it."""
         if self.task_open:
             self.task_open = False
             self._close_task()
@@ -170,7 +173,7 @@ class Engine:
 
     def _nothing(self) -> StreamBatch:
         """A batch of the stream without images, for steps on the memory alone."""
-        return StreamBatch(self.memories.replay.images[:0], np.empty(0, np.int64), np.empty(0, np.int64), progress=self.progress)
+        return StreamBatch(self.memories.replay.images[:0], np.empty(0, np.int64), progress=self.progress)
 
     # Inference.
 

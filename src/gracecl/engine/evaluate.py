@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,9 @@ from gracecl.functional import metrics
 from gracecl.methods.base import Method
 from gracecl.registry import nearest
 
+CALIBRATED = ("linear_last", "linear_mean", "linear_votes")
+"""rules whose scores are logits, so that their softmax may be compared with how often they are right"""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -25,11 +29,17 @@ class Evaluation:
     nll: dict[str, float]
 
 
-def rule_scores(method: Method, out: Taps) -> dict[str, Tensor]:
-    """`{rule: [B, C]}`: every family of scores by its last tap, by the mean over taps, and by each tap (numbered from 1)."""
+def rule_scores(method: Method, out: Taps, columns: Tensor) -> dict[str, Tensor]:
+    """`{rule: [B, columns]}`: every family of scores by its last tap, by the mean over taps, and by each tap (numbered from 1).
+
+    `linear_votes` is the mean over taps of the softmax among those columns, as a logarithm.
+    """
     scores = {}
-    for family, by_layer in method.rules(out).items():
+    for family, of_all in method.rules(out).items():
+        by_layer = of_all[..., columns]
         scores[f"{family}_last"], scores[f"{family}_mean"] = by_layer[-1], by_layer.mean(dim=0)
+        if family == "linear":
+            scores["linear_votes"] = by_layer.log_softmax(dim=-1).logsumexp(dim=0) - math.log(len(by_layer))
         if len(by_layer) > 1:
             scores |= {f"{family}_{tap}": layer for tap, layer in enumerate(by_layer, start=1)}
     return scores
@@ -37,11 +47,11 @@ def rule_scores(method: Method, out: Taps) -> dict[str, Tensor]:
 
 def seen_scores(method: Method, out: Taps, progress: Progress, rule: str) -> tuple[Tensor, Tensor]:
     """Scores of the seen classes under one rule, and which class each column is: unseen classes are never predicted."""
-    scores = rule_scores(method, out)
+    columns = torch.tensor(progress.seen, device=out.logits.device)
+    scores = rule_scores(method, out, columns)
     if rule not in scores:
         raise UserError(f"unknown rule '{rule}'{nearest(rule, scores)} (this learner has: {', '.join(scores)})")
-    columns = torch.tensor(progress.seen, device=out.logits.device)
-    return scores[rule][:, columns], columns
+    return scores[rule], columns
 
 
 def evaluate(engine: Engine, images: Tensor, labels: Ints, tasks: Ints) -> Evaluation:
@@ -53,11 +63,10 @@ def evaluate(engine: Engine, images: Tensor, labels: Ints, tasks: Ints) -> Evalu
     guesses: dict[str, list[Tensor]] = {}
     chances: dict[str, list[Tensor]] = {}
     for _, out in net.sweep(images):
-        for rule, scores in rule_scores(engine.method, out).items():
-            among_seen = scores[:, columns]
-            guesses.setdefault(rule, []).append(among_seen.argmax(dim=1))
-            if rule in ("linear_last", "linear_mean"):
-                chances.setdefault(rule, []).append(among_seen.softmax(dim=1))
+        for rule, scores in rule_scores(engine.method, out, columns).items():
+            guesses.setdefault(rule, []).append(scores.argmax(dim=1))
+            if rule in CALIBRATED:
+                chances.setdefault(rule, []).append(scores.softmax(dim=1))
     target = position[labels]
     size = np.bincount(tasks)
     accuracy = {}

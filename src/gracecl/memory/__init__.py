@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from gracecl.core import Ints
 from gracecl.errors import UserError
 from gracecl.memory.reservoir import Memory
 
@@ -23,8 +20,6 @@ class Memories:
         self._shape, self._device = shape, device
         self.beyond_budget = 0
         """slots of scratch stores; a run notes them in its config.json"""
-        self.oracle: Callable[[], tuple[Tensor, Ints, Ints]] | None = None
-        """test images, labels and tasks of the tasks so far, where the run has them: for diagnosis, never for a result"""
 
     @property
     def replay(self) -> Memory:

@@ -77,8 +77,8 @@ class AdversarialReplay(SeparateForwards, Method):
         stream, slots = np.arange(len(new)), memories.replay.draw(self.n_recall, planning.rng, except_labels=new.labels.tolist())
         if len(slots) == 0:
             return {"new": Selection(stream)}
-        replay = {"replay": Selection(slots=slots)}
-        return {"new": Selection(stream), **replay, **({"adversarial": replay["replay"]} if self.beta else {})}
+        attacked = {"adversarial": Selection(slots=slots)} if self.beta else {}
+        return {"new": Selection(stream), "replay": Selection(slots=slots), **attacked}
 
     def views(self, block: str, augment: View) -> Sequence[View]:
         return ((),) if block == "adversarial" else (augment,)  # the attacked images take the place of the former
@@ -93,7 +93,7 @@ class AdversarialReplay(SeparateForwards, Method):
             share, order = torch.tensor(rng.random(), dtype=u.dtype, device=u.device), torch.from_numpy(rng.permutation(len(u)))
             order = order.to(u.device)
             u = share * u + (1 - share) * u[order]
-            batch.targets |= {"share": share, "other": batch.y[replay][order]}
+            batch.blocks["adversarial"].found.update(share=share, other=batch.y[replay][order])
         ahead = step_ahead(
             self.net, gradient(self.net, x, batch.y[new], "frozen"), rate_ahead(self.virtual_lr, batch.learning_rate)
         )
@@ -137,9 +137,9 @@ class AdversarialReplay(SeparateForwards, Method):
         if "replay" in logits:
             table["ce/replay"] = (1 - self.beta) * cross_entropy(logits["replay"], y["replay"])
         if "adversarial" in logits:
-            attacked, labels, targets = logits["adversarial"], y["adversarial"], batch.targets
-            if "share" in targets:
-                table["ce/adversarial"] = self.beta * mixed_cross_entropy(attacked, labels, targets["other"], targets["share"])
+            attacked, labels, mixed = logits["adversarial"], y["adversarial"], batch.blocks["adversarial"].found
+            if mixed:
+                table["ce/adversarial"] = self.beta * mixed_cross_entropy(attacked, labels, mixed["other"], mixed["share"])
             else:
                 table["ce/adversarial"] = self.beta * cross_entropy(attacked, labels)
         return table

@@ -71,7 +71,7 @@ class Method:
     # Once, before the optimizer is built.
 
     def stream(self, stream: Stream) -> Stream:
-        """The stream it learns from: the one given, unless the method is a bound that sees everything."""
+        """The stream it learns from, before the first step: the one given, unless the method is a bound that sees everything."""
         return stream
 
     def attach(self, net: TappedNet, memories: Memories) -> None:

@@ -1,37 +1,33 @@
 """The best learner of the library's own so far. A method of our own, made of MOSE, small updates and a momentum teacher.
 
-    best() = mkd(multi_update(mose(inference='linear_mean'), updates=4), strength=2, layers='all')
+    best() = mirrored(mkd(multi_update(mose(inference='linear_votes'), updates=4), strength=2, layers='all'))
 
     for each batch of the stream, four times, each time with images drawn anew and one of MOSE's four views:
         step on MOSE's losses + λ/L Σ_l T² mean KL( teacher's head l ‖ the net's head l )
         teacher <- 0.99 teacher + 0.01 net
-    predict by the mean of the four heads' outputs, with the mean of the net's and the teacher's weights
+    predict with the mean of the net's and the teacher's weights:
+        z_l <- mean output of head l for the image and its mirror image;  class <- argmax Σ_l softmax(z_l)
 
 MOSE spends 384 images on one step; here they buy four. The teacher costs a forward pass on top, a third of what MOSE costs in
 arithmetic. Task marks are used where there are any and not needed (see mose.py). Measured in docs/best.md.
 
 Differences from a paper: there is none. From MOSE: several updates per batch, a teacher, linear heads instead of class means at
-inference. From MKD: see mkd.py; λ is smaller, and every tapped layer has its share of it.
+inference, mirror images there. From MKD: see mkd.py; λ is smaller, and every tapped layer has its share of it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from gracecl.methods.base import Method
-from gracecl.methods.mkd import MKD
+from gracecl.methods.mirrored import Mirrored
 from gracecl.registry import methods
 
 
 @methods.register("best")
 @dataclass(eq=False, repr=False)
-class Best(MKD):
-    """Our best learner so far: MOSE in four small updates per batch, beside a momentum teacher at every layer."""
+class Best(Mirrored):
+    """Our best learner so far: MOSE in four small updates per batch beside a momentum teacher, predictions from mirrored images."""
 
-    inner: Method = "multi_update(mose(inference='linear_mean'))"  # type: ignore[assignment]
+    inner: Method = "mkd(multi_update(mose(inference='linear_votes')), strength=2.0, layers='all')"  # type: ignore[assignment]
     """the learner that is taught"""
-    strength: float = 2.0
-    """λ, the weight of the distillation"""
-    layers: Literal["last", "all"] = "all"
-    """tapped layers that are distilled: the deepest, or all of them with an equal share of λ"""

@@ -109,14 +109,15 @@ class GDumb(Method):
         height, width = batch.x.shape[-2:]
         (top, bottom), (left, right) = (cut(n, share, int(rng.integers(n))) for n in (height, width))
         batch.x, share = paste(batch.x, torch.from_numpy(order).to(batch.x.device), (top, bottom, left, right))
-        batch.targets["other"] = torch.from_numpy(batch.labels[order]).to(batch.x.device)
-        batch.targets["share"] = torch.tensor(share, device=batch.x.device)
+        [block] = batch.blocks.values()
+        block.found["other"] = torch.from_numpy(batch.labels[order]).to(batch.x.device)
+        block.found["share"] = torch.tensor(share, device=batch.x.device)
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
-        if "share" not in batch.targets:
+        [block] = batch.blocks.values()
+        if "share" not in block.found:
             return {"ce/all": cross_entropy(out.logits, batch.y, batch.seen)}
-        other, share = batch.targets["other"], batch.targets["share"]
-        return {"ce/all": mixed_cross_entropy(out.logits, batch.y, other, share, batch.seen)}
+        return {"ce/all": mixed_cross_entropy(out.logits, batch.y, block.found["other"], block.found["share"], batch.seen)}
 
 
 def cut(length: int, share: float, centre: int) -> tuple[int, int]:

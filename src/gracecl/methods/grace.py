@@ -40,6 +40,7 @@ from gracecl.nets.class_means import class_means, nearest_mean
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods, spec
 from gracecl.registry.spec import AtLeast
+from gracecl.streams import Stream
 
 HELDOUT_SHARE = 0.1
 RATIO_EVERY = 100
@@ -106,6 +107,11 @@ class Grace(Wrapper):
         if self.entropy_of == "features" and registry.normal(spec.parse_call(self.strength).name) == "balance":
             raise UserError("grace: strength='balance' compares gradients at the heads; use entropy_of='head' with it")
         self.controller()  # refuses a bad rule now, not at the first step
+        self.tested_on: Stream | None = None
+
+    def stream(self, stream: Stream) -> Stream:
+        self.tested_on = super().stream(stream)
+        return self.tested_on
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         if self.val_source == "heldout":
@@ -137,15 +143,17 @@ class Grace(Wrapper):
     def past(self, memories: Memories, progress: Progress) -> tuple[Tensor, Ints]:
         """Images of the past and their labels."""
         if self.val_source == "test_oracle":
-            if memories.oracle is None:
+            if self.tested_on is None:
                 raise UserError("grace: val_source='test_oracle' needs a stream with test images; use 'buffer' or 'heldout' here")
-            images, labels, tasks = memories.oracle()
+            images, labels, _ = self.tested_on.test_images(progress.seen)
+            newest = np.isin(labels, progress.current)
         else:
             store = memories["heldout"] if self.val_source == "heldout" else memories.replay
-            images, labels, tasks = store.images[: len(store)], store.labels[: len(store)], store.tasks[: len(store)]
+            images, labels = store.images[: len(store)], store.labels[: len(store)]
+            newest = store.tasks[: len(store)] == progress.task
         if self.past_tasks == "all" or progress.task == NO_TASK:
             return images, labels
-        older = np.flatnonzero(tasks != progress.task)
+        older = np.flatnonzero(~newest)
         return images[torch.from_numpy(older).to(images.device)], labels[older]
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:

@@ -28,9 +28,7 @@ from torch import Tensor
 from gracecl.core import Batch, LossTable, Progress, Taps
 from gracecl.errors import UserError
 from gracecl.functional.losses import cross_entropy, full_precision
-from gracecl.memory import Memories
 from gracecl.methods.base import Boundaries, Method, Wrapper, parts
-from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 
 
@@ -57,10 +55,6 @@ class LODE(Wrapper):
         if any(part.name == "grace" for part in parts(self.inner)):
             raise UserError(f"{self!r} would replace the cross-entropy that grace has weighted; write grace(lode(...)) instead")
 
-    def attach(self, net: TappedNet, memories: Memories) -> None:
-        super().attach(net, memories)
-        self.memories = memories
-
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         table = super().losses(out, batch)
         if "ce/new" not in table:
@@ -68,7 +62,7 @@ class LODE(Wrapper):
                 f"{self!r}: {self.inner!r} has no loss row 'ce/new' to decouple (its rows: {', '.join(table)}); "
                 "use a method with a block of new images, such as derpp() or er(reduction='sum_of_means')"
             )
-        if batch.progress.task > 0 and len(self.memories.replay) > 0:
+        if batch.progress.task > 0 and len(batch.blocks["new"].memory) > 0:
             new = batch.rows("new")
             old = batch.seen & ~batch.current
             inter, intra = decoupled(out.logits[:, new], batch.y[new], old, batch.seen if self.seen_only else None)

@@ -60,8 +60,8 @@ class MOSE(Method):
     """of the cross-entropy on the balanced block"""
     student: int = -1
     """the expert that the others teach, counted from 0; -1 is the last"""
-    inference: Literal["ncm_mean", "ncm_last", "linear_mean", "linear_last"] = "ncm_mean"
-    """the headline rule; all four are reported"""
+    inference: Literal["ncm_mean", "ncm_last", "linear_mean", "linear_votes", "linear_last"] = "ncm_mean"
+    """the headline rule; all are reported"""
 
     boundaries: ClassVar[Boundaries] = "used"
     wants_taps: ClassVar[bool] = True

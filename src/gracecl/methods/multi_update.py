@@ -17,7 +17,6 @@ Differences from a paper: none, there is none. Batch statistics and contrast see
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -26,7 +25,6 @@ from torch import Tensor
 
 from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
-from gracecl.functional.augment import View
 from gracecl.memory import Memories
 from gracecl.methods.base import Method, Wrapper
 from gracecl.registry import methods
@@ -48,25 +46,22 @@ class MultiUpdate(Wrapper):
         return self.updates * self.inner.repeats
 
     def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
-        step, self.turn = divmod(planning.repeat, self.updates)
-        if self.turn == 0:
+        step, turn = divmod(planning.repeat, self.updates)
+        if turn == 0:
             self.gathered: dict[str, Tensor] = {}
         plan = super().plan(new, memories, replace(planning, repeat=step))
-        kept = {block: self.part_of(rows, len(super(MultiUpdate, self).views(block, ()))) for block, rows in plan.items()}
+        kept = {block: self.part_of(rows, len(self.views(block, ())), turn) for block, rows in plan.items()}
         self.batch, self.stream_rows = len(new), next((rows.stream for rows in kept.values() if len(rows.stream)), new.labels[:0])
         return {block: rows for block, rows in kept.items() if len(rows)}
 
-    def part_of(self, rows: Selection, views: int) -> Selection:
-        """The images of a block that this update keeps: every n-th, or all where there are fewer than updates."""
-        groups, parts = self.shares(views)
-        mine = slice(self.turn // groups, None, parts)
+    def part_of(self, rows: Selection, views: int, turn: int) -> Selection:
+        """What an update keeps of a block: its share of the views, and every n-th image, or all if there are fewer than updates."""
+        shown = tuple(range(views)) if rows.shown is None else rows.shown
+        groups, parts = self.shares(len(shown))
+        mine = slice(turn // groups, None, parts)
         stream, slots = (images[mine] if len(images) >= parts else images for images in (rows.stream, rows.slots))
-        return replace(rows, stream=stream, slots=slots)
-
-    def views(self, block: str, augment: View) -> Sequence[View]:
-        views = super().views(block, augment)
-        groups, _ = self.shares(len(views))
-        return [view for place, view in enumerate(views) if there_and_back(place, groups) == self.turn % groups]
+        kept = tuple(view for place, view in enumerate(shown) if there_and_back(place, groups) == turn % groups)
+        return replace(rows, stream=stream, slots=slots, shown=kept)
 
     def shares(self, views: int) -> tuple[int, int]:
         """Into how many groups the views are shared out, and into how many parts the images."""

@@ -101,14 +101,16 @@ class OnPro(RotationContrast):
         stream, nothing, first_task = Selection(np.arange(len(new))), np.empty(0, np.int64), new.progress.task == 0
         slots = memories.replay.draw(self.n_recall if first_task else self.recalled(new), planning.rng)
         seen = {"seen": Selection(nothing, slots)} if len(slots) else {}
-        self.blend: View = ()
         if first_task or not seen:
             return {"new": stream, "supervised": stream, **seen}
         plain = Mixes(slots, slots, np.zeros(len(slots)))
         mixes = plain if new.progress.first_of_task else self.prototype_feedback(slots, new, memories.replay, planning.rng)
-        self.share, self.other = mixes.share, memories.replay.labels[mixes.second]
-        self.blend = (Blend(memories.replay[mixes.second], mixes.share),)
-        replay = Selection(nothing, mixes.first)
+        first, second = (memories.replay.labels[slots] for slots in (mixes.first, mixes.second))
+        found = [("other", second), ("share", mixes.share), ("mixed_label", mixed_labels(first, second, mixes.share))]
+        blend = Blend(memories.replay[mixes.second], mixes.share)
+        replay = Selection(
+            nothing, mixes.first, before=(blend,), found={name: torch.from_numpy(value).to(new.x.device) for name, value in found}
+        )
         return {"new": stream, "replay": replay, "supervised": replay, **seen}
 
     def prototype_feedback(self, slots: Ints, new: StreamBatch, memory: Memory, rng: np.random.Generator) -> Mixes:
@@ -141,26 +143,17 @@ class OnPro(RotationContrast):
         return Mixes(first, second, np.where(mixed[pair], share, 0.0))
 
     def views(self, block: str, augment: View) -> Sequence[View]:
-        if block == "seen":
-            return (), augment
-        blend = () if block == "new" else self.blend
-        return [(*blend, *view) for view in super().views(block, augment)]
-
-    def prepare(self, batch: Batch) -> None:
-        super().prepare(batch)
-        if "replay" in batch.blocks:
-            first = batch.labels[batch.blocks["replay"].view(0)]
-            found = {"other": self.other, "share": 1 - self.share, "mixed_label": mixed_labels(first, self.other, self.share)}
-            batch.targets |= {name: torch.from_numpy(value).to(batch.x.device) for name, value in found.items()}
+        return ((), augment) if block == "seen" else super().views(block, augment)
 
     def labels_of(self, block: str, batch: Batch) -> Tensor:
-        return batch.targets["mixed_label"] if block == "replay" else super().labels_of(block, batch)
+        return batch.blocks[block].found["mixed_label"] if block == "replay" else super().labels_of(block, batch)
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         rows = batch.rows("supervised")
         logits, y = out.logits[:, rows], batch.y[rows]
         if "replay" in batch.blocks:
-            table = {"ce/replay": mixed_cross_entropy(logits, y, batch.targets["other"], batch.targets["share"])}
+            mixed = batch.blocks["replay"].found
+            table = {"ce/replay": mixed_cross_entropy(logits, y, mixed["other"], 1 - mixed["share"])}
         else:
             table = {"ce/new": cross_entropy(logits, y)}
         table |= self.contrasts(out, batch)

@@ -125,6 +125,8 @@ class TappedNet(nn.Module):
         self.pixels = pixels if pixels is not None else UnchangedInputs()
         self.meter = Meter()
         """what its passes cost so far; whoever makes a pass counts it"""
+        self.mirrored = False
+        """whether scoring passes look at each image and at its mirror image, and average what they show"""
 
     def forward(self, x: Tensor) -> Taps:
         features = self.backbone(x)
@@ -152,6 +154,7 @@ class TappedNet(nn.Module):
                 rows = slice(start, min(start + batch, len(images)))
                 # Not inside the generator's yield: the caller's code must run under the caller's own gradient mode.
                 with torch.no_grad():
-                    taps = self(self.pixels.normalise(images[rows].to(device)))
-                self.meter.count(forward=rows.stop - rows.start)
+                    x = self.pixels.normalise(images[rows].to(device))
+                    taps = Taps.mean(self(x), self(x.flip(-1))) if self.mirrored else self(x)
+                self.meter.count(forward=len(x) * (1 + self.mirrored))
                 yield rows, taps

@@ -86,6 +86,7 @@ FACTS = {
     "lode": Facts("wrap", 2023, "required", "images, logits", "ce/new kd/logits ce/replay", 138, 138),
     "mkd": Facts("wrap", 2024, "unused", "images, average", "ce/all kd/teacher", 148, 74),
     "best": Facts("wrap", None, "used", "images, average", "sc ce/new ce/balanced rsd kd/teacher", 768, 384),
+    "mirrored": Facts("wrap", None, "unused", "images", "ce/all", 74, 74),
     "multi_update": Facts("wrap", None, "used", "images", "sc ce/new ce/balanced rsd", 384, 384),
     "grace": Facts("wrap", 2025, "used", "images", "sc ce/new ce/balanced rsd entropy", 384, 384, "no"),
 }
@@ -127,6 +128,7 @@ LEARNERS = (
     "ranpac(projections=500)",
     "online_lora()",
     "mkd(er())",
+    "mirrored(er())",
     "multi_update(mose())",
     "best()",
     "er() + ewc()",

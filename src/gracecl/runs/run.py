@@ -170,12 +170,11 @@ def build(
 
 def learner_and_stream(config: RunConfig, data_root: str | Path | None = None) -> tuple[Engine, Stream]:
     """What a configuration learns with, at its first step, and what it learns from, both on the learner's device."""
-    stream = spec.parse_method(config.method).stream(streams.build(config.stream, config.seed, data_root))
-    if config.steps is not None:
-        stream = stream.cut(config.steps)
+    stream = streams.build(config.stream, config.seed, data_root)
     data = stream.data
     engine = config.build(data.shape, data.classes, *normalisation(config.normalise, data.mean, data.std))
-    return engine, stream.to(engine.device)
+    stream = engine.method.stream(stream.to(engine.device))
+    return engine, stream if config.steps is None else stream.cut(config.steps)
 
 
 def _train(work: Work, watch: Watch, threads: int | None) -> None:

@@ -58,7 +58,6 @@ class Trainer:
 
     def __post_init__(self) -> None:
         check_marks(self.engine.method, self.stream)
-        self.engine.memories.oracle = self.test_images
 
     @property
     def at(self) -> int:
@@ -84,8 +83,7 @@ class Trainer:
         if outcome is not None:
             self.recorder.step(step, batch.task, outcome)
             self.timing.images += outcome.images
-        if self.stream.ends_task(step):
-            self.engine.end_task()
+        if batch.last_of_task:
             composition = {str(label): n for label, n in self.engine.memories.replay.composition().items()}
             values = self.engine.method.task_values()
             self.recorder.event("task", step, task=batch.task, values=values, memory=composition)

@@ -61,11 +61,12 @@ class Stream:
         index = self.order[positions]
         images = self.data.train_x
         x = images.index_select(0, torch.from_numpy(index).to(images.device))
-        return StreamBatch(x, self.data.train_y[index], positions, int(self.task_of_step[step]), bool(self.fresh[step]))
+        task, fresh = int(self.task_of_step[step]), bool(self.fresh[step])
+        return StreamBatch(x, self.data.train_y[index], positions, task, fresh, self.ends_task(step))
 
     def ends_task(self, step: int) -> bool:
         """Whether this is the last step of its task."""
-        return self.has_tasks and (step + 1 == len(self) or self.task_of_step[step + 1] != self.task_of_step[step])
+        return self.has_tasks and bool(step + 1 == len(self) or self.task_of_step[step + 1] != self.task_of_step[step])
 
     def test_images(self, seen: Collection[int]) -> tuple[torch.Tensor, Ints, Ints]:
         """Test images, labels and tasks of the tasks of which a class is among those seen."""

@@ -22,13 +22,15 @@ METHODS = (
     CONTROL,
     "best()",
     "grace(mose())",
-    "multi_update(mose(inference='linear_mean'))",
-    "mkd(mose(inference='linear_mean'), strength=2.0, layers='all')",
-    "mose(inference='linear_mean')",
+    "mkd(multi_update(mose(inference='linear_votes')), strength=2.0, layers='all')",
+    "mirrored(multi_update(mose(inference='linear_votes')))",
+    "mirrored(mkd(mose(inference='linear_votes'), strength=2.0, layers='all'))",
+    "mirrored(mose(inference='linear_votes'))",
     "er()",
     "joint()",
 )
-"""the learner, the paper's system, the learner without its teacher, without its small updates, without both; two landmarks"""
+"""the learner, the paper's system, the learner without mirror images, without its teacher, without its small updates, without
+both; two landmarks"""
 DEVELOPED = (
     CONTROL,
     "multi_update(mose())",
