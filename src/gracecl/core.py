@@ -266,6 +266,11 @@ class Batch:
         return torch.from_numpy(np.concatenate(rows)).to(self.x.device)
 
     @cached_property
+    def from_memory(self) -> Tensor:
+        """[B] True for images that came from a memory"""
+        return torch.from_numpy(self.sources >= MEMORY_SOURCE).to(self.x.device)
+
+    @cached_property
     def seen(self) -> Tensor:
         """[C] True for classes met so far"""
         return self._mask(self.progress.seen)

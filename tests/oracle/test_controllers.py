@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import gracecl
 from gracecl import controllers as rules
@@ -20,7 +21,7 @@ from gracecl.errors import UserError
 from gracecl.functional.losses import cross_entropy, entropy
 from gracecl.registry import controllers
 from gracecl.registry.spec import parse_method
-from gracecl.testing import toy_engine, toy_stream
+from gracecl.testing import feed, next_batch, toy_engine, toy_stream
 
 UNKNOWN = torch.full((4,), torch.nan)
 
@@ -34,7 +35,7 @@ def some_logits(seed: int = 0, scale: float = 2.0) -> Tensor:
 # The contract.
 
 
-@pytest.mark.parametrize("name", controllers.names())
+@pytest.mark.parametrize("name", [name for name in controllers.names() if name != "forgetting"])
 def test_a_rule_gives_one_alpha_and_one_gamma_per_layer_and_moves_nothing(name: str) -> None:
     rule = rules.build(name)
     signals = Signals(some_logits(), torch.tensor([0.4, 0.5, 0.7, 0.9]), torch.arange(20) % 6)
@@ -53,6 +54,63 @@ def test_nothing_known_about_the_past_means_alpha_is_one(name: str) -> None:
     for rule, accuracy in ((rules.build(name), UNKNOWN), (rules.build(name, adaptive=False), torch.tensor([0.1, 0.2, 0.3, 0.9]))):
         alpha, _ = rule(Signals(some_logits(), accuracy, torch.arange(20) % 6))
         assert alpha.tolist() == [1.0] * 4
+
+
+def test_forgetting_weighs_layers_by_what_they_lost() -> None:
+    """A running mean of the difference between two mean cross-entropies, then a softmax over the layers, all by loops."""
+    rule, rate, temperature = rules.build("forgetting(rate=0.25, temperature=0.7)"), 0.25, 0.7
+    running = [0.0] * 4
+    for step in range(3):
+        logits, labels = some_logits(step), torch.arange(20) % 6
+        past = torch.arange(20) >= (20 if step == 1 else 13 - step)  # the second step replays nothing
+        signals = Signals(logits, UNKNOWN, labels, past=past)
+        weight = [math.exp(value / temperature) for value in running]
+        alpha, gamma = rule(signals)
+        assert alpha.tolist() == pytest.approx([4 * value / sum(weight) for value in weight], rel=1e-5)
+        assert gamma.tolist() == [0.0] * 4
+        rule.after_step(signals)
+        if not past.any():
+            continue
+        for layer in range(4):
+            of_kind: dict[bool, list[float]] = {True: [], False: []}
+            for image in range(20):
+                z = logits[layer, image].tolist()
+                of_kind[bool(past[image])].append(math.log(sum(map(math.exp, z))) - z[image % 6])
+            difference = sum(of_kind[True]) / len(of_kind[True]) - sum(of_kind[False]) / len(of_kind[False])
+            running[layer] += rate * (difference - running[layer])
+    again = rules.build("forgetting(rate=0.25, temperature=0.7)")
+    again.load_state_dict(rule.state_dict())
+    assert torch.equal(again(signals)[0], rule(signals)[0])
+    assert rules.build("forgetting", adaptive=False)(signals)[0].tolist() == [1.0] * 4
+
+
+def test_forgetting_sees_which_images_grace_replays_and_acts_on_them_alone() -> None:
+    engine, stream = (
+        toy_engine("grace(mose(n_recall=4), strength='forgetting(rate=1.0)', alpha_on='ce_past')", taps=4),
+        toy_stream(),
+    )
+    feed(engine, stream, until=8)
+    batch, out = next_batch(engine, stream)
+    signals = engine.method.signals(out, batch)
+    ce = torch.stack([F.cross_entropy(layer, batch.y, reduction="none") for layer in out.logits.detach()])
+    new = torch.zeros(len(batch), dtype=torch.bool)
+    for block in batch.blocks.values():
+        for view in range(block.views):
+            new[block.view(view).start : block.view(view).start + block.from_stream] = True
+    assert 0 < new.sum() < len(batch)
+    torch.testing.assert_close(signals.forgetting, ce[:, ~new].mean(dim=1) - ce[:, new].mean(dim=1))
+    with torch.no_grad():
+        engine.method.after_step(out, batch)
+    plain, weighted = engine.method.inner.losses(out, batch), engine.method.losses(out, batch)
+    alpha = 4 * torch.softmax(signals.forgetting / 0.5, dim=0)
+    torch.testing.assert_close(weighted["ce/balanced"], alpha * plain["ce/balanced"])
+    assert torch.equal(weighted["ce/new"], plain["ce/new"])
+    assert not weighted["entropy"].any()
+
+
+def test_forgetting_needs_to_know_which_images_are_old() -> None:
+    with pytest.raises(UserError, match="only grace"):
+        Feedback(4, "forgetting")(some_logits(), torch.ones(4), torch.arange(20) % 6)
 
 
 def test_a_rule_of_your_own_is_ten_lines() -> None:

@@ -387,7 +387,7 @@ def test_the_entropy_of_features_as_printed(step: Step) -> None:
 def test_features_have_no_classes_and_no_cross_entropy() -> None:
     with pytest.raises(UserError, match="features, not classes; use classes='all'"):
         Grace(ER(), entropy_of="features", classes="seen")
-    with pytest.raises(UserError, match="compares gradients at the heads; use entropy_of='head'"):
+    with pytest.raises(UserError, match="'balance' compares what the heads put out; use entropy_of='head'"):
         Grace(ER(), entropy_of="features", strength="balance")
 
 

@@ -50,12 +50,13 @@ class Signals:
         classes: Tensor | None = None,
         *,
         summed: bool = False,
+        past: Tensor | None = None,
     ) -> None:
         """`logits [L, B, C]`; `accuracy [L]` on past images, NaN before it was measured; `classes [C]` that the entropy spans.
 
-        With `summed`, entropies are summed over the images instead of averaged.
+        With `summed`, entropies are summed over the images instead of averaged. `past [B]` marks images from a memory.
         """
-        self.logits, self.accuracy, self.labels, self._classes = logits, accuracy, labels, classes
+        self.logits, self.accuracy, self.labels, self._classes, self._past = logits, accuracy, labels, classes, past
         self._per_image = logits.shape[1] if summed else 1
 
     @cached_property
@@ -67,6 +68,17 @@ class Signals:
     def widest(self) -> Tensor | float:
         """The entropy of a head that knows nothing: ln of the number of outputs that the entropy spans."""
         return self._per_image * (math.log(self.logits.shape[-1]) if self._classes is None else self._classes.sum().log())
+
+    @cached_property
+    def forgetting(self) -> Tensor:
+        """`[L]`: mean cross-entropy on images from a memory minus that on new ones; NaN where the step has one kind alone."""
+        if self.labels is None or self._past is None:
+            raise UserError("this controller compares new images with replayed ones, which only grace(...) can tell apart")
+        logits = full_precision(self.logits.detach())
+        of_each = F.cross_entropy(logits.transpose(1, 2), self.labels.expand(len(logits), -1), reduction="none")
+        past = self._past.to(of_each)
+        old, new = ((of_each * weight).sum(dim=1) / weight.sum() for weight in (past, 1 - past))
+        return old - new
 
     @cached_property
     def pull(self) -> Tensor:
@@ -149,17 +161,21 @@ class Controller:
 
 def relative(values: Tensor, unbiased: bool = False, floor: float = LEAST_SPREAD) -> Tensor:
     """Each layer's value against the others': (value - mean) / std over the layers, and 0 where all of them agree."""
-    std = spread(values, unbiased)
-    precise = values.double()
+    std, precise = spread(values, unbiased), in_double(values)
     z = (precise - precise.mean()) / std.clamp(min=max(floor, LEAST_SPREAD))
-    return torch.where(std < LEAST_SPREAD, torch.zeros_like(z), z).to(values.dtype)
+    return torch.where(std < LEAST_SPREAD, torch.zeros_like(z), z).to(values)
 
 
 def spread(values: Tensor, unbiased: bool = False) -> Tensor:
     """The standard deviation over the layers, in double precision: in single, the mean of equal values may differ from them."""
-    precise = values.double()
+    precise = in_double(values)
     variance = ((precise - precise.mean()) ** 2).sum() / max(1, len(values) - unbiased)
     return torch.sqrt(variance.clamp(min=1e-20))  # the root of 0 has no gradient
+
+
+def in_double(values: Tensor) -> Tensor:
+    """On the host where the device has no double precision: these are a few numbers, one per layer."""
+    return (values.cpu() if values.device.type == "mps" else values).double()
 
 
 def build(expression: str, **defaults: Any) -> Controller:

@@ -117,7 +117,7 @@ class Feedback:
     def described(self, signals: Signals, alpha: Tensor, gamma: Tensor) -> LossTable:
         """What is worth recording of a step."""
         h = signals.entropy.detach()
-        sigma = spread(h, self.controller.unbiased).to(h.dtype).expand_as(h)
+        sigma = spread(h, self.controller.unbiased).to(h).expand_as(h)
         return {"H": h, "z": self.controller.relative(h), "gamma": gamma.detach(), "alpha": alpha, "sigma_H": sigma}
 
     def gradient_ratio(self, signals: Signals, alpha: Tensor, gamma: Tensor) -> Tensor:

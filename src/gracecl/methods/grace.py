@@ -90,8 +90,8 @@ class Grace(Wrapper):
     accuracy_floor: float = 1e-8
     """smallest standard deviation of the accuracies that s is divided by; differences well below it leave α near 1"""
     strength: str = "paper"
-    """the rule that makes γ: paper, bayes, pi, balance or one of your own, with options as in "bayes(c=1, tau=0.5)"; beta,
-    adaptive, unbiased and the two floors hold for each of them"""
+    """the rule that makes γ: paper, bayes, pi, balance, forgetting (which makes α instead) or one of your own, with options as in
+    "bayes(c=1, tau=0.5)"; beta, adaptive, unbiased and the two floors hold for each of them"""
     refresh_every: Annotated[int, AtLeast(0)] = 500
     """steps after which α is renewed on a stream without task marks; 0 leaves it at 1 there"""
 
@@ -104,8 +104,9 @@ class Grace(Wrapper):
             raise UserError(
                 "grace: the softmax of features spans features, not classes; use classes='all' with entropy_of='features'"
             )
-        if self.entropy_of == "features" and registry.normal(spec.parse_call(self.strength).name) == "balance":
-            raise UserError("grace: strength='balance' compares gradients at the heads; use entropy_of='head' with it")
+        rule = registry.normal(spec.parse_call(self.strength).name)
+        if self.entropy_of == "features" and rule in ("balance", "forgetting"):
+            raise UserError(f"grace: strength='{rule}' compares what the heads put out; use entropy_of='head' with it")
         self.controller()  # refuses a bad rule now, not at the first step
         self.tested_on: Stream | None = None
 
@@ -182,7 +183,7 @@ class Grace(Wrapper):
         if self.entropy_of == "features":
             return Signals(out.features[:, rows], accuracy, summed=self.entropy_sum)
         classes = batch.seen if self.classes == "seen" else None
-        return Signals(out.logits[:, rows], accuracy, batch.y[rows], classes, summed=self.entropy_sum)
+        return Signals(out.logits[:, rows], accuracy, batch.y[rows], classes, summed=self.entropy_sum, past=batch.from_memory[rows])
 
     def weighted(self, table: LossTable, alpha: Tensor) -> LossTable:
         """The inner table with α on the rows it acts on."""

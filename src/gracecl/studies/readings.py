@@ -39,7 +39,10 @@ READINGS = (
     "grace(mose(), entropy_mode='deviation')",
 )
 STRENGTHS = tuple(f"grace(mose(), beta={beta})" for beta in (0.05, 0.5, 2.0))
-CONTROLLERS = tuple(f"grace(mose(), strength='{rule}')" for rule in ("bayes", "pi", "balance"))
+CONTROLLERS = (
+    *(f"grace(mose(), strength='{rule}')" for rule in ("bayes", "pi", "balance")),
+    "grace(mose(), strength='forgetting', alpha_on='ce_past')",
+)
 METHODS = (CONTROL, LITERAL, *PARTS, *READINGS, *STRENGTHS, *CONTROLLERS)
 
 CONFIRMED = (CONTROL, LITERAL, "grace(mose(), past_tasks='finished')", "grace(mose(), accuracy_floor=0.05)")
