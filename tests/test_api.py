@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ import gracecl
 from gracecl import Learner, Result, RunConfig, UserError, cli
 from gracecl.data import Data
 from gracecl.methods.er import ER
+from gracecl.registry import options
+from gracecl.registry.options import LearnerOptions, RunOptions
 from gracecl.runs import result as results
 from gracecl.runs.run import Interrupted, run
 from gracecl.streams import Stream
@@ -115,6 +118,23 @@ def test_a_temporary_folder_is_removed(tmp_path: Path, monkeypatch: pytest.Monke
 def test_options_are_the_fields_of_the_configuration() -> None:
     config, _ = results.configuration(ER(n_recall=7), epochs=2, **SMALL, seed=3, optimizer="sgd(lr=0.1)", steps=None)
     assert config == RunConfig("er(n_recall=7)", **SMALL | {"stream": f"{STREAM[:-1]}, epochs=2)"}, seed=3, optimizer="sgd(lr=0.1)")
+
+
+def test_options_are_written_once() -> None:
+    """Signature, default and sentence of each are those of its field, for the learner, the run and the command."""
+    words = options.sentences(RunOptions)
+    assert list(words) == ["told_of_as", *(field.name for field in dataclasses.fields(RunConfig))]
+    of_run_alone = {*words} - {*options.sentences(LearnerOptions)}
+    for function, left_out in ((Learner.__init__, of_run_alone), (gracecl.run, set()), (cli.run, {"seed"})):
+        parameters = inspect.signature(function).parameters
+        for field in dataclasses.fields(RunConfig):
+            if field.name == "method" or field.name in left_out:
+                continue
+            default = None if function is cli.run and field.name in ("augment", "optimizer") else field.default
+            assert parameters[field.name].default == default
+            assert f"{field.name}: {words[field.name]}" in (function.__doc__ or "")
+    with pytest.raises(UserError, match="a learner has no option 'sed'; did you mean 'seed'"):
+        Learner("er", **TOY, sed=3)
 
 
 def test_options_left_open_come_from_the_published_values_as_those_of_the_command_do() -> None:
@@ -347,7 +367,7 @@ def test_a_loss_that_is_not_finite_is_an_error_that_names_the_term_and_the_remed
 def test_buffer_size_is_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = {name: value for name, value in TOY.items() if name != "memory"}
     assert Learner("er", **options, buffer_size=7).recipe.memory == 7
-    with pytest.raises(UserError, match="memory=12 and buffer_size=7 name one option"):
+    with pytest.raises(UserError, match="memory and buffer_size name one option"):
         Learner("er", **TOY, buffer_size=7)
     assert results.configuration("er", buffer_size=7)[0].memory == 7
     words = ["--stream", STREAM, "--net", "mlp(width=8)", "--steps", "2", "--device", "cpu", "--out"]

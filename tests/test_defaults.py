@@ -16,6 +16,7 @@ from gracecl.errors import UserError
 from gracecl.functional import augment, optim
 from gracecl.methods.base import Addition, Method
 from gracecl.registry import spec
+from gracecl.registry.options import OPTIMIZER
 from gracecl.runs import run
 from gracecl.runs.run import RunConfig
 
@@ -257,7 +258,7 @@ def test_the_command_uses_the_set_and_says_so(configured: list[RunConfig], capsy
     assert cli.call(["run", "er", "er", "grace", *CIFAR, "--seeds", "0-1"]) == 0
     assert [(config.method, config.optimizer, config.augment) for config in configured] == [
         *[("er(recall_per_class=7)", ADAM, TAU)] * 4,
-        *[("grace(mose())", optim.DEFAULT, TAU)] * 2,
+        *[("grace(mose())", OPTIMIZER, TAU)] * 2,
     ]
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2, "one for each method"
@@ -267,11 +268,11 @@ def test_the_command_uses_the_set_and_says_so(configured: list[RunConfig], capsy
 @pytest.mark.parametrize(
     ("options", "optimizer", "augmentation", "told"),
     [
-        (["--defaults", "none"], optim.DEFAULT, "tau", ""),
+        (["--defaults", "none"], OPTIMIZER, "tau", ""),
         (["--defaults", "own"], "sgd(lr=0.1)", "none", "defaults own of split-cifar100"),
         (["--defaults", "own", "--optimizer", "sgd(lr=0.2)"], "sgd(lr=0.2)", "none", "defaults own of split-cifar100"),
         (["--defaults", "ccl-dc", "--augment", "none"], "adamw(lr=0.0005, weight_decay=0.0001)", "none", "defaults ccl-dc of"),
-        (["--defaults", "none", "--augment", "none"], optim.DEFAULT, "none", ""),
+        (["--defaults", "none", "--augment", "none"], OPTIMIZER, "none", ""),
     ],
 )
 def test_options_come_before_the_set(

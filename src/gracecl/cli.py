@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gracecl.errors import UserError, sentence
-from gracecl.registry import OPTION_ALIASES, load_plugins, nearest
+from gracecl.registry import load_plugins, nearest
+from gracecl.registry.options import ALIASES, RunOptions, takes
 from gracecl.registry.spec import parse_numbers
 from gracecl.runs import launch
 
@@ -49,7 +50,7 @@ def call_verb(verb: str, *arguments: str) -> int | None:
 def in_our_words(argument: str) -> str:
     """`--memory=50` for `--buffer-size=50`; all else is as it was."""
     option, equals, value = argument.partition("=")
-    name = OPTION_ALIASES.get(option.removeprefix("--").replace("-", "_")) if option.startswith("--") else None
+    name = ALIASES.get(option.removeprefix("--").replace("-", "_")) if option.startswith("--") else None
     return argument if name is None else f"--{name.replace('_', '-')}{equals}{value}"
 
 
@@ -86,33 +87,24 @@ def overview() -> str:
     )
 
 
+@takes(
+    RunOptions,
+    leave_out=("method", "seed"),
+    open_ended=dict.fromkeys(("augment", "optimizer"), "the benchmark's for the method"),
+)
 def run(
     methods: tuple[str, ...],
     /,
-    stream: str = "split-cifar100",
-    memory: int = 1000,
-    net: str = "resnet18(width=64)",
+    *,
     seeds: str = "0",
     epochs: int | None = None,
-    steps: int | None = None,
-    taps: int | None = None,
-    augment: str | None = None,
-    normalise: str = "data",
-    optimizer: str | None = None,
     defaults: str = "grace-paper",
-    device: str = "auto",
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
-    compile: bool = False,
-    cuda_graphs: bool = False,
-    layout: Literal["auto", "contiguous", "channels_last"] = "auto",
-    eval_every: int = 0,
-    checkpoint_every: int = 500,
-    snapshots: bool = False,
     out: Path = Path("runs"),
     data: Path | None = None,
     plugin: tuple[str, ...] = (),
     jobs: str = "auto",
     threads: int | None = None,
+    **options: Any,
 ) -> int:
     """Train methods on a stream and report.
 
@@ -121,26 +113,10 @@ def run(
 
     Args:
         methods: expressions of methods; 'gracecl list methods' names them
-        stream: such as split-cifar100 or "split-cifar100(tasks=5, classes='0-19')"
-        memory: images that may be kept; --buffer-size is another name of it
-        net: such as "resnet18(width=20)"
         seeds: such as 0-4 or 0,3,7; the same seed gives every method the same stream
         epochs: passes over each task before the next one, for methods of offline training (default: the stream's, one)
-        steps: stop the stream after so many batches
-        taps: tapped layers, counted from the last; by default 4 for methods that work on layers, else 1
-        augment: none, tau, simclr, partial, full, mild or crop (default: the benchmark's for the method, else tau)
-        normalise: mean and std of pixels: data is the data set's own; half (0.5, 0.5), imagenet or none for nets trained with those
-        optimizer: such as "sgd(lr=0.1)" (default: the benchmark's for the method, else "adam(lr=0.001, weight_decay=0.0001)")
         defaults: what fills in options not given here, on benchmarks: grace-paper is the frame of the paper's system for every
             method, own what each method's own paper used, ccl-dc later online work's, none the built-in values; or your FILE.toml
-        device: cpu, cuda, cuda:1, or auto
-        precision: of forward and losses
-        compile: let torch.compile fuse the backbone; worth its minute from some hundred steps on
-        cuda_graphs: compile, and replay the backbone's kernels as CUDA graphs
-        layout: of maps in memory, which shows in speed and rounding; auto is channels_last on a CPU, for nets wide enough
-        eval_every: evaluate every so many steps too, not only where tasks end
-        checkpoint_every: save every so many steps (and every two minutes)
-        snapshots: keep the net at the start and at each task's end, for 'gracecl theory'
         out: folder for the runs
         data: folder of the data sets (default: $GRACECL_DATA)
         plugin: modules or files that register methods, nets, streams or data sets of your own
@@ -157,30 +133,7 @@ def run(
     numbers = dict.fromkeys(parse_numbers(seeds, "--seeds"))
     if not numbers:
         raise UserError(f"--seeds '{seeds}' names none; write for example 0-4 or 0,3,7")
-    settled = [
-        configuration(
-            method,
-            defaults,
-            epochs,
-            stream=stream,
-            memory=memory,
-            net=net,
-            steps=steps,
-            taps=taps,
-            augment=augment,
-            normalise=normalise,
-            optimizer=optimizer,
-            device=device,
-            precision=precision,
-            compile=compile,
-            cuda_graphs=cuda_graphs,
-            layout=layout,
-            eval_every=eval_every,
-            checkpoint_every=checkpoint_every,
-            snapshots=snapshots,
-        )
-        for method in methods
-    ]
+    settled = [configuration(method, defaults, epochs, **options) for method in methods]
     for line in dict.fromkeys(taken for _, taken in settled if taken):
         print(line, file=sys.stderr)
     works = [Work.new(replace(config, seed=seed), out, data, plugins) for config, _ in settled for seed in numbers]

@@ -15,12 +15,12 @@ from torch import Tensor
 from gracecl import streams
 from gracecl.core import NO_SOURCES, Ints, StreamBatch
 from gracecl.engine.evaluate import seen_scores
-from gracecl.engine.update import Precision
 from gracecl.errors import UserError
-from gracecl.functional import optim
 from gracecl.methods.base import Method
+from gracecl.registry import options
+from gracecl.registry.options import LearnerOptions
 from gracecl.runs import checkpoint
-from gracecl.runs.recipe import Layout, Recipe
+from gracecl.runs.recipe import Recipe
 from gracecl.runs.record import FLUSH_EVERY, check_losses, fetch
 from gracecl.runs.trainer import check_marks
 from gracecl.streams import Stream
@@ -57,39 +57,24 @@ class Learner:
     >>> learner.evaluate("split-cifar10(tasks=5)").per_task
     """
 
+    @options.takes(LearnerOptions)
     def __init__(
         self,
         method: str | Method = "grace",
         *,
         classes: int,
         shape: tuple[int, int, int] = (3, 32, 32),
-        memory: int = 1000,
-        net: str = "resnet18(width=64)",
-        taps: int | None = None,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
-        augment: str = "tau",
-        optimizer: str = optim.DEFAULT,
-        seed: int = 0,
-        device: str = "auto",
-        precision: Precision = "fp32",
-        layout: Layout = "auto",
-        buffer_size: int | None = None,
+        **more: Any,
     ) -> None:
-        """`mean` and `std` are those of the pixels scaled to [0, 1], per channel; the default is 1/2 and 1/4.
-
-        `buffer_size` is another name of `memory`.
-        """
-        if buffer_size is not None:
-            if memory not in (Recipe.memory, buffer_size):
-                raise UserError(f"memory={memory} and buffer_size={buffer_size} name one option; leave one of them out")
-            memory = buffer_size
+        """`mean` and `std` are those of the pixels scaled to [0, 1], per channel; the default is 1/2 and 1/4."""
         if classes < 1:
             raise UserError(f"a learner needs at least one class, not {classes}")
         if len(shape) != 3 or min(shape) < 1:
             raise UserError(f"shape is (channels, height, width), all at least 1, not {tuple(shape)}")
         name = method if isinstance(method, str) else repr(method)
-        self.recipe = Recipe(name, net, memory, seed, taps, augment, optimizer, device, precision, layout=layout)
+        self.recipe = Recipe(name, **options.by_name(Recipe, more, ("classes", "shape", "mean", "std"), "a learner"))
         self.classes, self.shape = classes, tuple(shape)
         self.mean = tuple(map(float, mean)) if mean is not None else (0.5,) * shape[0]
         self.std = tuple(map(float, std)) if std is not None else (0.25,) * shape[0]

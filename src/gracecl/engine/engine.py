@@ -17,12 +17,13 @@ from gracecl import rng
 from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch
 from gracecl.engine.assemble import assemble
 from gracecl.engine.fit import Fit
-from gracecl.engine.update import Precision, Update, observations, split
+from gracecl.engine.update import Update, observations, split
 from gracecl.errors import UserError
 from gracecl.functional import augment, optim
 from gracecl.memory import Memories
 from gracecl.methods.base import Method
 from gracecl.nets.tapped import TappedNet
+from gracecl.registry.options import OPTIMIZER, Precision
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Engine:
         *,
         seed: int = 0,
         augmentation: str = "tau",
-        optimizer: str = optim.DEFAULT,
+        optimizer: str = OPTIMIZER,
         precision: Precision = "fp32",
     ) -> None:
         self.method, self.net, self.memories, self.seed = method, net, memories, seed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +14,8 @@ from gracecl.errors import UserError
 from gracecl.functional.losses import entropy
 from gracecl.methods.base import Method
 from gracecl.nets.tapped import TappedNet
+from gracecl.registry.options import Precision
 
-Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 OBSERVE_EVERY = 10
 """steps between two that record each layer's entropy and accuracy"""

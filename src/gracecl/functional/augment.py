@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from gracecl.core import Ints
 from gracecl.errors import UserError
 from gracecl.registry import nearest
+from gracecl.registry.options import OF_THE_DATA
 
 Floats = npt.NDArray[np.float64]
 
@@ -50,7 +51,6 @@ NORMALISATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 }
 """mean and std that nets were trained with elsewhere, for any number of channels or for three: `half` is that of timm's ViT-B/16,
 `imagenet` that of most convolutional nets, `none` leaves pixels in [0, 1]"""
-OF_THE_DATA = "data"
 
 
 def normalisation(name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -10,7 +10,6 @@ import torch
 from gracecl.errors import UserError
 from gracecl.registry import nearest, normal, spec
 
-DEFAULT = "adam(lr=0.001, weight_decay=0.0001)"
 ParameterGroup = tuple[float, list[torch.nn.Parameter]]
 """a factor of the learning rate and the parameters it holds for"""
 Parameters = list[dict[str, Any]]

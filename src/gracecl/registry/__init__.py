@@ -25,9 +25,6 @@ from gracecl.errors import UserError
 
 T = TypeVar("T")
 
-OPTION_ALIASES = {"buffer_size": "memory"}
-"""what other libraries call an option"""
-
 
 def normal(name: str) -> str:
     """`ER-ACE`, `er_ace` and `Er_Ace` are one name."""

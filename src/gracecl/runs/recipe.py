@@ -3,62 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import nn
 
 from gracecl import nets, rng
 from gracecl.engine.engine import Engine
-from gracecl.engine.update import Precision
 from gracecl.errors import UserError
-from gracecl.functional import optim
 from gracecl.functional.augment import Pixels
 from gracecl.memory import Memories
 from gracecl.methods.base import Method
 from gracecl.nets import TappedNet
 from gracecl.registry import nearest, spec
-from gracecl.registry.spec import AtLeast
+from gracecl.registry.options import Layout, LearnerOptions
 
-Layout = Literal["auto", "contiguous", "channels_last"]
 SAFE_CHANNELS = {"AVX2": 8, "AVX512": 8}
 """from which on channels-last was checked to be safe, on CPUs that PyTorch names so; 16 is asked for on any other"""
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """What a run and an embedded learner have in common. Equal recipes and data give equal results to the bit."""
-
-    told_of_as: ClassVar[str] = "the learner"
-    """in errors about its values"""
-
-    method: str = "grace"
-    """an expression such as grace(er(n_recall=64)); grace alone is grace(mose()), the paper's system"""
-    net: str = "resnet18(width=64)"
-    """an expression such as resnet18(width=20)"""
-    memory: Annotated[int, AtLeast(0)] = 1000
-    """images that may be kept"""
-    seed: int = 0
-    """of everything random; the same seed gives every method the same stream and the same memory"""
-    taps: int | None = None
-    """tapped layers, counted from the last; None is 4 for methods that work on layers, else 1"""
-    augment: str = "tau"
-    """none, tau, simclr, partial, full, mild or crop"""
-    optimizer: str = optim.DEFAULT
-    """an expression such as sgd(lr=0.1)"""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, or auto: the GPU if there is one"""
-    precision: Precision = "fp32"
-    """of forward and losses"""
-    compile: bool = False
-    """let torch.compile fuse the backbone"""
-    cuda_graphs: bool = False
-    """compile, and replay the backbone's kernels as CUDA graphs"""
-    layout: Layout = "auto"
-    """how maps lie in memory, which shows in speed and rounding; auto is channels_last on a CPU, for nets wide enough"""
-
-    def __post_init__(self) -> None:
-        spec.check_fields(self, self.told_of_as)
+class Recipe(LearnerOptions):
+    """What makes a learner, besides its data. Equal recipes and data give equal results to the bit."""
 
     def build(self, shape: tuple[int, int, int], classes: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Engine:
         """The engine for images of a shape, at its first step."""

@@ -7,7 +7,7 @@ import inspect
 import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,8 @@ from gracecl import report
 from gracecl.errors import UserError
 from gracecl.functional.metrics import Array
 from gracecl.methods.base import Method
-from gracecl.registry import OPTION_ALIASES, load_plugins, nearest
+from gracecl.registry import load_plugins, nearest
+from gracecl.registry.options import RunOptions, by_name, takes
 from gracecl.registry.spec import with_option
 from gracecl.report.runs import measure
 from gracecl.runs.run import Interrupted, RunConfig, Work
@@ -99,6 +100,7 @@ class Result:
         return f"Result({self.record.title}: {found})\n  {self.folder or 'no folder was kept'}"
 
 
+@takes(RunOptions)
 def run(
     method: str | Method = "grace",
     *,
@@ -116,9 +118,8 @@ def run(
     >>> result = gracecl.run("er", stream="split-digits(tasks=5)", memory=100, net="mlp", seed=1)
     >>> result.accuracy, result.metrics["acc"]
 
-    `options` are the fields of `RunConfig`: stream, memory (also called buffer_size), net, seed, steps, optimizer and others. A run
-    in the folder `out` continues where it was when it is called again; without one nothing is kept but the result. `data` is the
-    folder of the data sets, `defaults` the set of published values for options left open, `epochs` the passes over each task,
+    A run in the folder `out` continues where it was when it is called again; without one nothing is kept but the result. `data` is
+    the folder of the data sets, `defaults` the set of published values for options left open, `epochs` the passes over each task,
     `plugins` are modules or files that register what the run uses. With `progress` it shows what the command shows, else nothing.
     """
     loaded = load_plugins(plugins)
@@ -144,33 +145,17 @@ def configuration(
 
     An option that is None is one not given.
     """
-    config = RunConfig(repr(method) if isinstance(method, Method) else method, **_fields_of(options))
+    given = by_name(RunConfig, not_none(options), list(inspect.signature(run).parameters), "a run")
+    if isinstance(given.get("stream"), Stream):
+        raise UserError("a run takes the expression of a stream, such as 'split-digits(tasks=5)'; Learner.fit learns from a Stream")
+    config = RunConfig(repr(method) if isinstance(method, Method) else method, **given)
     if epochs is not None:
         config = replace(config, stream=with_option(config.stream, "epochs", epochs))
-    given = {name: options.get(name) for name in published.SETTINGS}
-    found = published.resolve(config.method, config.stream, config.memory, **given, defaults=defaults)
+    settings = {name: options.get(name) for name in published.SETTINGS}
+    found = published.resolve(config.method, config.stream, config.memory, **settings, defaults=defaults)
     settings = {name: getattr(found, name) for name in published.SETTINGS}
-    return replace(config, method=found.method, **_not_none(settings)), found.taken
+    return replace(config, method=found.method, **not_none(settings)), found.taken
 
 
-def _fields_of(options: dict[str, Any]) -> dict[str, Any]:
-    """Options under the names of RunConfig's fields."""
-    names = [field.name for field in fields(RunConfig) if field.name != "method"]
-    own = [name for name, kind in inspect.signature(run).parameters.items() if kind.kind is kind.KEYWORD_ONLY]
-    named: dict[str, Any] = {}
-    for option, value in _not_none(options).items():
-        name = OPTION_ALIASES.get(option, option)
-        if name not in names:
-            known = [*names, *own, *OPTION_ALIASES]
-            raise UserError(f"a run has no option '{option}'{nearest(option, known)} (options: {', '.join(known)})")
-        if name in named:
-            alias = next(alias for alias, meant in OPTION_ALIASES.items() if meant == name)
-            raise UserError(f"{name} and {alias} name one option; leave one of them out")
-        named[name] = value
-    if isinstance(named.get("stream"), Stream):
-        raise UserError("a run takes the expression of a stream, such as 'split-digits(tasks=5)'; Learner.fit learns from a Stream")
-    return named
-
-
-def _not_none(options: dict[str, Any]) -> dict[str, Any]:
+def not_none(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}

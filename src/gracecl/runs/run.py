@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,9 +26,9 @@ from torch import nn
 from gracecl import __version__, registry, report, streams
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
-from gracecl.functional.augment import OF_THE_DATA, normalisation
+from gracecl.functional.augment import normalisation
 from gracecl.registry import spec
-from gracecl.registry.spec import AtLeast
+from gracecl.registry.options import OF_THE_DATA, RunOptions
 from gracecl.runs import checkpoint
 from gracecl.runs.recipe import Recipe, device_of, layout_of
 from gracecl.runs.record import Recorder
@@ -46,23 +46,8 @@ CAME_LATER = {"normalise": OF_THE_DATA}
 
 
 @dataclass(frozen=True)
-class RunConfig(Recipe):
+class RunConfig(RunOptions, Recipe):
     """A recipe, the stream it learns from, and how often to look."""
-
-    told_of_as: ClassVar[str] = "the run"
-
-    stream: str = "split-cifar100"
-    """an expression such as split-cifar100(tasks=5, classes='0-19')"""
-    normalise: str = OF_THE_DATA
-    """the mean and std that pixels are normalised by: data is the data set's own; half, imagenet or none"""
-    steps: Annotated[int, AtLeast(1)] | None = None
-    """batches after which the stream is cut; None is all of it"""
-    eval_every: Annotated[int, AtLeast(0)] = 0
-    """evaluate every so many steps too, not only where tasks end"""
-    checkpoint_every: Annotated[int, AtLeast(1)] = 500
-    """save every so many steps (and every two minutes)"""
-    snapshots: bool = False
-    """keep the net as it was at the start and at the end of each task, for `gracecl theory`"""
 
     def canonical(self) -> RunConfig:
         """The same configuration in its own words: `GRACE` and `grace(mose())` are one."""

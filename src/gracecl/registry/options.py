@@ -1,0 +1,145 @@
+"""The options of a learner and of a run: name, type, default and sentence, each written once.
+
+`Recipe` and `RunConfig` are made of them; the command, `gracecl.run` and `Learner` take their signatures and their help from here.
+This file needs no torch, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import Parameter
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from gracecl.errors import UserError
+from gracecl.registry import nearest, spec
+from gracecl.registry.spec import AtLeast
+
+F = TypeVar("F", bound=Callable[..., Any])
+Layout = Literal["auto", "contiguous", "channels_last"]
+Precision = Literal["fp32", "bf16", "fp16"]
+ALIASES = {"buffer_size": "memory"}
+"""what other libraries call an option"""
+OPTIMIZER = "adam(lr=0.001, weight_decay=0.0001)"
+OF_THE_DATA = "data"
+
+
+@dataclass(frozen=True)
+class LearnerOptions:
+    """What a run and an embedded learner have in common."""
+
+    told_of_as: ClassVar[str] = "the learner"
+    """in errors about its values"""
+
+    method: str = "grace"
+    """an expression such as grace(er(n_recall=64)); grace alone is grace(mose()), the paper's system"""
+    net: str = "resnet18(width=64)"
+    """an expression such as "resnet18(width=20)" """
+    memory: Annotated[int, AtLeast(0)] = 1000
+    """images that may be kept; what others call the buffer's size"""
+    seed: int = 0
+    """of everything random; the same seed gives every method the same stream and the same memory"""
+    taps: int | None = None
+    """tapped layers, counted from the last; None is 4 for methods that work on layers, else 1"""
+    augment: str = "tau"
+    """none, tau, simclr, partial, full, mild or crop"""
+    optimizer: str = OPTIMIZER
+    """an expression such as "sgd(lr=0.1)" """
+    device: str = "auto"
+    """cpu, cuda, cuda:1, or auto: the GPU if there is one"""
+    precision: Precision = "fp32"
+    """of forward and losses"""
+    compile: bool = False
+    """let torch.compile fuse the backbone; worth its minute from some hundred steps on"""
+    cuda_graphs: bool = False
+    """compile, and replay the backbone's kernels as CUDA graphs"""
+    layout: Layout = "auto"
+    """how maps lie in memory, which shows in speed and rounding; auto is channels_last on a CPU, for nets wide enough"""
+
+    def __post_init__(self) -> None:
+        spec.check_fields(self, self.told_of_as)
+
+
+@dataclass(frozen=True)
+class RunOptions(LearnerOptions):
+    """Also the stream that is learned from, and how often to look."""
+
+    told_of_as: ClassVar[str] = "the run"
+
+    stream: str = "split-cifar100"
+    """an expression such as "split-cifar100(tasks=5, classes='0-19')" """
+    normalise: str = OF_THE_DATA
+    """mean and std of pixels: data is the data set's own; half (0.5, 0.5), imagenet or none for nets trained with those"""
+    steps: Annotated[int, AtLeast(1)] | None = None
+    """batches after which the stream is cut; None is all of it"""
+    eval_every: Annotated[int, AtLeast(0)] = 0
+    """evaluate every so many steps too, not only where tasks end"""
+    checkpoint_every: Annotated[int, AtLeast(1)] = 500
+    """save every so many steps (and every two minutes)"""
+    snapshots: bool = False
+    """keep the net as it was at the start and at the end of each task, for 'gracecl theory'"""
+
+
+def sentences(kind: type[LearnerOptions]) -> Mapping[str, str]:
+    """The text below each field, of a class and those it is made of."""
+    found: dict[str, str] = {}
+    for part in reversed(kind.__mro__[:-1]):
+        [body] = ast.parse(textwrap.dedent(inspect.getsource(part))).body
+        assert isinstance(body, ast.ClassDef)
+        for field, text in zip(body.body, body.body[1:], strict=False):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                    found[name] = " ".join(words.split())
+    return found
+
+
+def takes(
+    kind: type[LearnerOptions], *, leave_out: Sequence[str] = ("method",), open_ended: Mapping[str, str] | None = None
+) -> Callable[[F], F]:
+    """Gives a function with `**options` the options of a kind: in its signature, and with their sentences in its docstring.
+
+    Those in `open_ended` have the default None there; its text says what None stands for.
+    """
+    unset = open_ended or {}
+
+    def apply(function: F) -> F:
+        known, hints = inspect.signature(function, eval_str=False), typing.get_type_hints(kind)
+        own = [parameter for parameter in known.parameters.values() if parameter.kind is not Parameter.VAR_KEYWORD]
+        added, lines, words = [], [], sentences(kind)
+        for field in dataclasses.fields(kind):
+            if field.name in leave_out:
+                continue
+            type_, default, text = hints[field.name], field.default, words[field.name]
+            if field.name in unset:
+                type_, default, text = type_ | None, None, f"{text} (default: {unset[field.name]}, else {default})"
+            added.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=type_))
+            lines.append(f"{field.name}: {text}")
+        function.__signature__ = known.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+        function.__annotations__ |= {parameter.name: parameter.annotation for parameter in added}
+        text = inspect.cleandoc(function.__doc__ or "")
+        listed = textwrap.indent("\n".join(lines), "    ")
+        function.__doc__ = f"{text}\n{listed}" if "Args:" in text else f"{text}\n\nArgs:\n{listed}"
+        return function
+
+    return apply
+
+
+def by_name(kind: type[LearnerOptions], options: Mapping[str, Any], beside: Sequence[str], of: str) -> dict[str, Any]:
+    """Options under the names of a kind's fields, whichever of their names they came by; `beside` are others that `of` takes."""
+    names = [field.name for field in dataclasses.fields(kind) if field.name != "method"]
+    named: dict[str, Any] = {}
+    for option, value in options.items():
+        name = ALIASES.get(option, option)
+        if name not in names:
+            known = list(dict.fromkeys([*names, *beside, *ALIASES]))
+            raise UserError(f"{of} has no option '{option}'{nearest(option, known)} (options: {', '.join(known)})")
+        if name in named:
+            alias = next(alias for alias, meant in ALIASES.items() if meant == name)
+            raise UserError(f"{name} and {alias} name one option; leave one of them out")
+        named[name] = value
+    return named
