@@ -121,10 +121,23 @@ def test_the_command_has_a_switch_for_each_precision(tmp_path: Path) -> None:
     assert json.loads(config.read_text())["precision"] == "bf16"
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
+needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, [os.environ.get("CXX", "g++"), "clang++"])), reason="torch.compile needs a C++ compiler"
 )
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_compiled_net_may_be_gone_back_through_twice(tmp_path: Path) -> None:
+    options = {"method": "grace(agem(n_reference=4))", "net": "mlp(width=4, depth=1)", "eval_every": 0}
+    plain = stopped(tmp_path / "plain", 4, **options)
+    torch._dynamo.reset()
+    compiled = stopped(tmp_path / "compiled", 4, **options, compile=True)
+    assert np.allclose(losses(compiled), losses(plain), rtol=1e-4)
+
+
+@pytest.mark.slow
+@needs_compiler
 def test_a_compiled_net_learns_and_resumes_exactly(tmp_path: Path) -> None:
     """As after a new start: what was compiled before is forgotten, and batch sizes come in another order."""
     options = {"method": "er(n_recall=10)", "net": "mlp(width=4, depth=1)", "compile": True, "eval_every": 0}

@@ -19,7 +19,8 @@ from gracecl import rng
 Ints = npt.NDArray[np.int64]
 
 LossTable = dict[str, Tensor]
-"""`{role/part: [L]}`: the terms of the objective, for each tapped layer. Terms whose role is `log` are observations."""
+"""`{role/part: [L]}`: the terms of the objective, for each tapped layer. Those whose role is `log` are observations without a
+gradient; those whose role is `aside` have one, which the method's own `backward` takes."""
 
 NO_TASK = -1
 NO_SOURCES: Ints = np.empty(0, np.int64)
@@ -27,8 +28,8 @@ NO_SOURCES: Ints = np.empty(0, np.int64)
 
 
 def is_loss(row: str) -> bool:
-    """Terms named `log/…` are recorded; all others are also summed into the objective."""
-    return not row.startswith("log/")
+    """Terms named `log/…` and `aside/…` are recorded; all others are also summed into the objective."""
+    return not row.startswith(("log/", "aside/"))
 
 
 def is_penalty(row: str) -> bool:

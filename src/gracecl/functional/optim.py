@@ -1,4 +1,7 @@
-"""Optimizers by expression: `adam(lr=0.001, weight_decay=0.0001)`."""
+"""Optimizers by expression: `adam(lr=0.001, weight_decay=0.0001)`.
+
+The rate is constant along the stream; a method that lowers it says so in its hook `rate` (ccil, ssil), which the engine applies.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@
         memory <- reservoir(memory, B_n)
 
 The memory is not trained on; it only vetoes the part of a step that would raise its loss. Its loss is therefore not a term of the
-objective but an observation, the row `log/reference`: wrappers leave it as it is (under GRACE the stream's cross-entropy is
+objective but stands beside it, the row `aside/reference`: wrappers leave it as it is (under GRACE the stream's cross-entropy is
 weighted and its entropy added, while the reference stays the memory's plain loss, summed over the layers), and penalties of other
 methods are added after the projection, as the optimizer's own weight decay and momentum are.
 
@@ -38,7 +38,7 @@ from gracecl.registry import methods
 from gracecl.registry.spec import AtLeast
 
 SMALLEST_SQUARE = 1e-12
-REFERENCE = "log/reference"
+REFERENCE = "aside/reference"
 
 
 @methods.register("agem")

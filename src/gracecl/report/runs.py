@@ -85,7 +85,7 @@ class Run:
         return steps, values, tasks
 
     def row_names(self, *, observed: bool) -> list[str]:
-        """Names of the recorded rows: observations (`log/…`), or else the terms of the loss."""
+        """Names of the recorded rows: observations (`log/…`), or else the losses."""
         names = dict.fromkeys(name for record in self.steps for name in record["rows"])
         return [name for name in names if name.startswith("log/") == observed]
 

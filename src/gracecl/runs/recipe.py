@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch._functorch import config as functorch
 
 from gracecl import nets, rng
 from gracecl.engine.engine import Engine
@@ -36,6 +37,7 @@ class Recipe(LearnerOptions):
                 raise UserError(f"--cuda-graphs needs a GPU, and this learner is on the {device.type}; leave it out")
             net.backbone.compile(mode="reduce-overhead")
         elif self.compile:
+            functorch.donated_buffer = False  # compiled graphs may be gone through twice, as A-GEM does
             net.backbone.compile()
         memories = Memories(self.memory, shape, device)
         return Engine(
