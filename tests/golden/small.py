@@ -15,7 +15,7 @@ from gracecl.memory import Memories
 from gracecl.methods.base import Method
 from gracecl.nets.flat import FlatParameters
 from gracecl.nets.mlp import MLP
-from gracecl.nets.tapped import TappedNet
+from gracecl.nets.tapped import Backbone, TappedNet
 
 FOLDER = Path(__file__).parent
 
@@ -51,8 +51,8 @@ class SmallNet:
         linear = backbone.hidden
         head = self.net.classifier
         # Heads are stored as [layer, in, out], the file has [out, in].
-        self._parts = [part for layer in linear for part in ((layer.weight, False), (layer.bias, False))]
-        self._parts += [(head.weight, True), (head.bias, False)]
+        self.parts = [part for layer in linear for part in ((layer.weight, False), (layer.bias, False))]
+        self.parts += [(head.weight, True), (head.bias, False)]
         for parameter in self.net.projector.parameters():
             parameter.requires_grad_(False)
 
@@ -63,13 +63,13 @@ class SmallNet:
     def set(self, flat: Any) -> None:
         """Gives the weights the values of a flat vector."""
         with torch.no_grad():
-            for (parameter, _), value in zip(self._parts, self.split(flat), strict=True):
+            for (parameter, _), value in zip(self.parts, self.split(flat), strict=True):
                 parameter.copy_(value)
 
     def split(self, flat: Any) -> list[Tensor]:
         """A flat vector as tensors in the shapes of the parameters."""
         parts, start = [], 0
-        for parameter, turned in self._parts:
+        for parameter, turned in self.parts:
             piece = torch.as_tensor(np.array(flat[start : start + parameter.numel()]))
             start += parameter.numel()
             parts.append(
@@ -82,13 +82,13 @@ class SmallNet:
 
     def put_gradient(self, flat: Any) -> None:
         """As if a backward pass had found these gradients."""
-        for (parameter, _), value in zip(self._parts, self.split(flat), strict=True):
+        for (parameter, _), value in zip(self.parts, self.split(flat), strict=True):
             parameter.grad = value.clone()
 
     def join(self, value_of: Any) -> np.ndarray:
         """The flat vector of one tensor per parameter."""
         parts = []
-        for parameter, turned in self._parts:
+        for parameter, turned in self.parts:
             value = value_of(parameter).detach()
             parts.append((value.squeeze(0).T if turned else value).reshape(-1))
         return torch.cat(parts).numpy()
@@ -106,7 +106,7 @@ class SmallNet:
 
     def in_our_order(self, flat: FlatParameters, vector: Any) -> Tensor:
         """A vector in the file's order, in the library's."""
-        values = {id(parameter): value for (parameter, _), value in zip(self._parts, self.split(vector), strict=True)}
+        values = {id(parameter): value for (parameter, _), value in zip(self.parts, self.split(vector), strict=True)}
         return flat.gather(lambda parameter: values[id(parameter)])
 
     def attach(self, method: Method, memory: int = 0) -> Memories:
@@ -114,3 +114,42 @@ class SmallNet:
         memories = Memories(memory, self.shape)
         method.attach(self.net, memories)
         return memories
+
+
+class NoLayers(Backbone):
+    """The inputs are the features."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.layers, self.width = 1, inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1).unsqueeze(0)
+
+
+class LinearNet:
+    """z = W x + b as a net of this library, in double."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        self.net = TappedNet(NoLayers(inputs), outputs, Pixels((0.5,), (0.25,)), embedding=1).double()
+        self.net.projector.requires_grad_(False)
+        self.shape = (inputs, 1, 1)
+
+    def images(self, x: Any) -> Tensor:
+        return torch.as_tensor(x).reshape(len(x), *self.shape)
+
+    def set(self, weight: np.ndarray, bias: np.ndarray) -> None:
+        head = self.net.classifier
+        with torch.no_grad():
+            head.weight.copy_(torch.from_numpy(weight).T[None])
+            head.bias.copy_(torch.from_numpy(bias)[None, None])
+
+    def get(self) -> tuple[np.ndarray, np.ndarray]:
+        head = self.net.classifier
+        return head.weight.detach()[0].T.numpy(), head.bias.detach()[0, 0].numpy()
+
+    def in_our_order(self, flat: FlatParameters, weight: np.ndarray, bias: np.ndarray) -> Tensor:
+        """One number for each weight, as the library orders them."""
+        head = self.net.classifier
+        of = {id(head.weight): torch.from_numpy(weight).T[None], id(head.bias): torch.from_numpy(bias)[None, None]}
+        return flat.gather(lambda parameter: of[id(parameter)])

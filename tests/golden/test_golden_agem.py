@@ -32,7 +32,7 @@ def test_step_along_given_gradients(case: str) -> None:
     """Through `backward`, with losses whose gradients are the given vectors, and the optimizer."""
     given = len(GOLDEN[f"g_{case}"])
     small = SmallNet.of_sizes(given, 1, 1, np.float32)  # some net with weights enough
-    n = sum(parameter.numel() for parameter, _ in small._parts)
+    n = sum(parameter.numel() for parameter, _ in small.parts)
     pad = {name: np.pad(GOLDEN[f"{name}_{case}"], (0, n - given)) for name in ("theta", "g", "g_ref")}
     small.set(pad["theta"])
     engine = Engine(AGEM(), small.net, Memories(1, small.shape), optimizer=f"sgd(lr={float(GOLDEN['lr'])})")

@@ -7,8 +7,8 @@ import pytest
 import torch
 from small import load
 
-from gracecl.core import StreamBatch
-from gracecl.methods.gdumb import cut, paste
+from gracecl.core import Batch, Block, Progress, StreamBatch, Taps
+from gracecl.methods.gdumb import GDumb, cut
 from gracecl.testing import TOY_SHAPE, fit_steps, toy_engine
 
 GOLDEN = load("gdumb")
@@ -48,10 +48,54 @@ def test_boxes() -> None:
         assert [start_1, start_2, end_1, end_2] == box
 
 
-def test_cutmix() -> None:
-    top, left, bottom, right = GOLDEN["mix_box"].tolist()
-    mixed, share = paste(torch.from_numpy(GOLDEN["mix_x"]), torch.from_numpy(GOLDEN["mix_perm"]), (top, bottom, left, right))
-    assert np.array_equal(mixed.numpy(), GOLDEN["mix_out"])
-    assert share == pytest.approx(float(GOLDEN["mix_lam"]), rel=1e-7)
-    assert np.array_equal(GOLDEN["mix_y"][GOLDEN["mix_perm"]], GOLDEN["mix_yb"])
-    assert np.array_equal(GOLDEN["mix_y"], GOLDEN["mix_ya"])
+class Drawn:
+    """What the program drew, in the place of a step's generator."""
+
+    def random(self) -> float:
+        return 0.0
+
+    def beta(self, first: float, second: float) -> float:
+        return float(GOLDEN["mix_lam_drawn"])
+
+    def permutation(self, n: int) -> np.ndarray:
+        assert n == len(GOLDEN["mix_perm"])
+        return GOLDEN["mix_perm"]
+
+    def __init__(self) -> None:
+        top, left, bottom, right = GOLDEN["mix_box"].tolist()
+        height, width = GOLDEN["mix_x"].shape[-2:]
+        self.centres = [(height, centre_of(height, top, bottom)), (width, centre_of(width, left, right))]
+
+    def integers(self, n: int) -> int:
+        length, centre = self.centres.pop(0)
+        assert n == length
+        return centre
+
+
+def centre_of(length: int, start: int, end: int) -> int:
+    """Where along an axis a box is centred that begins and ends there, at the drawn share."""
+    half = int(length * np.sqrt(1 - float(GOLDEN["mix_lam_drawn"]))) // 2
+    [centre] = [at for at in range(length) if (max(at - half, 0), min(at + half, length)) == (start, end)]
+    return centre
+
+
+def test_cutmix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images, both labels and their share as the hook `prepare` leaves them, and the loss that follows from them."""
+    x, y, n = torch.from_numpy(GOLDEN["mix_x"]), GOLDEN["mix_y"], len(GOLDEN["mix_y"])
+    classes = int(y.max()) + 1
+    batch = Batch(x, y, np.arange(n), {"all": Block(0, n, 1, 0, ())}, Progress(seen=tuple(range(classes))), classes, seed=0)
+    monkeypatch.setattr(batch, "rng", lambda purpose: Drawn())
+    method = GDumb()
+    method.prepare(batch)
+    assert np.array_equal(batch.x.numpy(), GOLDEN["mix_out"])
+    assert np.array_equal(batch.y.numpy(), GOLDEN["mix_ya"])
+    assert np.array_equal(batch.blocks["all"].found["other"].numpy(), GOLDEN["mix_yb"])
+    share = float(GOLDEN["mix_lam"])
+    assert batch.blocks["all"].found["share"].item() == pytest.approx(share, rel=1e-7)
+    assert share not in (0.5, float(GOLDEN["mix_lam_drawn"])), "the file could not tell the clipped share from others"
+    logits = torch.from_numpy(np.random.default_rng(0).normal(size=(1, n, classes)))
+    (loss,) = method.losses(Taps(logits, logits, lambda features: features), batch).values()
+    log_p = logits[0].log_softmax(dim=-1).numpy()
+    rows = np.arange(n)
+    expected = -(share * log_p[rows, GOLDEN["mix_ya"]] + (1 - share) * log_p[rows, GOLDEN["mix_yb"]]).mean()
+    assert loss.item() == pytest.approx(expected, rel=1e-6)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gracecl import nets
-from gracecl.core import Batch, Block, Progress
+from gracecl.core import Batch, Block, Planning, Progress, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import rule_scores
 from gracecl.functional import augment
@@ -207,9 +207,19 @@ def test_views() -> None:
 
 
 def test_balanced_block_size() -> None:
+    """How many new images the block K begins with, as the hook `plan` chooses them."""
     n_recall, b = int(GOLDEN["meta"][2]), int(GOLDEN["meta"][3])
-    new, seen = len(GOLDEN["new_classes"]), len(GOLDEN["seen_classes"])
-    assert min(n_recall * new // seen, b) == int(GOLDEN["n_K"])
+    new, seen = tuple(GOLDEN["new_classes"].tolist()), tuple(GOLDEN["seen_classes"].tolist())
+    old = np.array([label for label in seen if label not in new] * n_recall)
+    memories = Memories(len(old), (1, 1, 1))
+    memories.replay.add(np.random.default_rng(0), torch.zeros(len(old), 1, 1, 1, dtype=torch.uint8), old, task=0)
+    labels = np.resize(np.array(new), b)
+    incoming = StreamBatch(
+        torch.zeros(b, 1, 1, 1, dtype=torch.uint8), labels, np.arange(b), progress=Progress(9, 1, False, seen, new)
+    )
+    plan = MOSE(n_recall=n_recall).plan(incoming, memories, Planning(np.random.default_rng(0)))
+    assert len(plan["balanced"].stream) == int(GOLDEN["n_K"])
+    assert len(plan["balanced"].slots) == min(n_recall - int(GOLDEN["n_K"]), MOSE.per_class * len(seen))
 
 
 def test_decay_is_added_to_the_gradient() -> None:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from small import SmallNet, load
+from small import LinearNet, SmallNet, load
+from torch import Tensor
+from whole_steps import engine_with
 
-from gracecl.core import Batch, Block, Progress, Taps
-from gracecl.engine.engine import split
-from gracecl.functional.losses import cross_entropy, entropy
+from gracecl.core import Batch, Block, LossTable, Progress, StreamBatch, Taps, total
+from gracecl.engine.engine import Engine, split
+from gracecl.functional.losses import entropy
+from gracecl.methods.base import Addition, Method
 from gracecl.methods.cpr import CPR
 from gracecl.methods.ewc import EWC
 from gracecl.methods.ewc_on import EWCOnline
 from gracecl.methods.ewc_pp import EWCpp
 from gracecl.methods.mas import MAS
 from gracecl.methods.quadratic import QuadraticPenalty
+from gracecl.methods.sgd import SGD
 from gracecl.methods.si import SI
 
 DOUBLE = {"rtol": 1e-7, "atol": 1e-9}
@@ -26,7 +32,27 @@ SINGLE = {"rtol": 1e-4, "atol": 1e-5}
 NO_BATCH: Any = SimpleNamespace()
 
 
-def penalty(method: QuadraticPenalty) -> torch.Tensor:
+def engine_of(small: SmallNet | LinearNet, method: Method, addition: Addition, lr: float = 1.0) -> Engine:
+    """`method + addition` without memory, whose steps are plain gradient descent; images that it keeps are vectors."""
+    images = small.images(np.zeros((0, small.shape[0])))
+    engine = engine_with(small, method + addition, f"sgd(lr={lr})", images, [])
+    for store in engine.memories.stores.values():
+        store.images = store.images.to(images.dtype)
+    return engine
+
+
+def batch_of(small: SmallNet | LinearNet, x: np.ndarray, y: np.ndarray | None = None) -> StreamBatch:
+    labels = np.zeros(len(x), np.int64) if y is None else y
+    return StreamBatch(small.images(x), labels, progress=Progress(seen=tuple(range(small.net.classes))))
+
+
+def end_task_with(engine: Engine, batch: StreamBatch) -> None:
+    """The stream brings these images at the weights that the net has, and the task ends."""
+    engine.method.observe(engine.memories, batch, np.random.default_rng(0))
+    engine.method.end_task(engine.memories, batch.progress)
+
+
+def penalty(method: QuadraticPenalty) -> Tensor:
     """The row that the method adds to the objective."""
     table = method.losses(NO_BATCH, NO_BATCH)
     assert split(table) == ({}, table)
@@ -35,11 +61,16 @@ def penalty(method: QuadraticPenalty) -> torch.Tensor:
     return row.sum()
 
 
-def penalty_gradient(small: SmallNet, method: QuadraticPenalty) -> np.ndarray:
-    for parameter in small.net.parameters():
-        parameter.grad = None
-    penalty(method).backward()
-    return small.gradient()
+@dataclass(eq=False, repr=False)
+class GivenGradient(SGD):
+    """A learner whose data have the gradient of the file."""
+
+    def follow(self, small: SmallNet, gradient: np.ndarray) -> None:
+        self.small, self.slopes = small, small.split(gradient)
+
+    def losses(self, out: Taps, batch: Batch) -> LossTable:
+        weights = [parameter for parameter, _ in self.small.parts]
+        return {"given": sum((value * slope).sum() for value, slope in zip(weights, self.slopes, strict=True))[None]}
 
 
 # EWC.
@@ -50,15 +81,13 @@ def test_ewc(labels: str) -> None:
     """The program divides by n - 1 where the paper has the mean over n."""
     g = load("ewc")
     small, method = SmallNet(g, "theta1_"), EWC(strength=1, labels=labels)
-    small.attach(method)
-    n = len(g["y1"])
+    engine = engine_of(small, SGD(), method)
+    n, expected = len(g["y1"]), 0.0
     for task in (1, 2):
         small.set(g[f"theta{task}"])
-        fisher = method.fisher(small.images(g[f"x{task}"]), torch.from_numpy(g[f"y{task}"]), np.random.default_rng(0))
-        expected = g[f"ewc_F{task}_{labels}"] * (n - 1) / n
-        np.testing.assert_allclose(small.in_file_order(method.flat, fisher), expected, **DOUBLE)
-        method.remember(fisher)
-        method.consolidated = True
+        end_task_with(engine, batch_of(small, g[f"x{task}"], g[f"y{task}"]))
+        expected = expected + g[f"ewc_F{task}_{labels}"] * (n - 1) / n
+        np.testing.assert_allclose(small.in_file_order(method.flat, method.importance), expected, **DOUBLE)
     small.set(g["theta3"])
     assert penalty(method).item() == pytest.approx(float(g[f"ewc_penalty_{labels}"]) * (n - 1) / n, rel=1e-7)
 
@@ -67,32 +96,29 @@ def test_online_ewc() -> None:
     g = load("ewc")
     gamma, n = float(g["oewc_gamma"]), len(g["y1"])
     small, method = SmallNet(g, "theta1_"), EWCOnline(strength=1, decay=gamma)
-    small.attach(method)
+    engine = engine_of(small, SGD(), method)
     for task in (1, 2):
         small.set(g[f"theta{task}"])
-        method.remember(method.fisher(small.images(g[f"x{task}"]), torch.from_numpy(g[f"y{task}"]), np.random.default_rng(0)))
-    method.consolidated = True
+        end_task_with(engine, batch_of(small, g[f"x{task}"], g[f"y{task}"]))
     np.testing.assert_allclose(small.in_file_order(method.flat, method.importance), g["oewc_F"] * (n - 1) / n, **DOUBLE)
     small.set(g["theta3"])
     assert penalty(method).item() == pytest.approx(float(g["oewc_penalty"]) * (n - 1) / (n * gamma), rel=1e-7)
 
 
 def test_online_ewc_with_squares_weighted_by_confidence() -> None:
+    """Up to the weights after a whole step of the engine."""
     g = load("ewc")
     small = SmallNet(g, "theta1_")
     method = EWCOnline(strength=2 * float(g["mam_lambda"]), decay=float(g["mam_gamma"]), labels="true_weighted")
-    small.attach(method)
+    engine = engine_of(small, SGD(), method, float(g["mam_lr"]))
     for task in (1, 2):
         small.set(g[f"theta{task}"])
-        method.remember(method.fisher(small.images(g[f"x{task}"]), torch.from_numpy(g[f"y{task}"]), np.random.default_rng(0)))
+        end_task_with(engine, batch_of(small, g[f"x{task}"], g[f"y{task}"]))
         np.testing.assert_allclose(small.in_file_order(method.flat, method.importance), g[f"mam_F_after_task{task}"], **DOUBLE)
-    method.consolidated = True
     small.set(g["theta3"])
     assert penalty(method).item() == pytest.approx(float(g["mam_penalty"]), rel=1e-7)
-    of_penalty = penalty_gradient(small, method)
-    np.testing.assert_allclose(of_penalty, g["mam_penalty_grad"], **DOUBLE)
-    cross_entropy(small.net(small.images(g["x1"])).logits, torch.from_numpy(g["y1"])).sum().backward()
-    np.testing.assert_allclose(g["theta3"] - float(g["mam_lr"]) * small.gradient(), g["mam_theta_after"], **DOUBLE)
+    engine.learn(batch_of(small, g["x1"], g["y1"]))
+    np.testing.assert_allclose(small.weights(), g["mam_theta_after"], **DOUBLE)
 
 
 # EWC++ and SI, whose gradients and weights are given step by step.
@@ -133,8 +159,9 @@ def test_si() -> None:
             small.set(path[step + 1])
             method.after_step(NO_BATCH, NO_BATCH)
         np.testing.assert_allclose(small.in_file_order(method.flat, method.path), g[f"task{task}_omega"], **SINGLE)
-        before = method.distance().item()
-        assert before == pytest.approx(float(g[f"task{task}_regulariser"]), rel=1e-4, abs=1e-5)
+        if task == 2:  # before, nothing is held; the file leaves c out
+            added = penalty(method).item() / float(g["c"])
+            assert added == pytest.approx(float(g[f"task{task}_regulariser"]), rel=1e-4, abs=1e-5)
         method.end_task(memories, Progress())
         np.testing.assert_allclose(small.in_file_order(method.flat, method.importance), g[f"task{task}_Omega"], **SINGLE)
         np.testing.assert_allclose(small.in_file_order(method.flat, method.anchor), g[f"task{task}_anchor"], **SINGLE)
@@ -154,71 +181,67 @@ def sizes_of(parameters: int) -> tuple[int, int, int]:
 
 
 def test_mas() -> None:
+    """Up to the weights after a whole step of the engine, from the file's gradient of the data."""
     g = load("mas")
-    small, method = SmallNet(g), MAS(strength=float(g["lam"]))
-    small.attach(method)
-    outputs = torch.ones(len(g["b2"]), dtype=torch.bool)
-    method.remember(method.sensitivity(small.images(g["x"]), outputs))
-    method.consolidated = True
+    small, method, learner = SmallNet(g), MAS(strength=float(g["lam"])), GivenGradient()
+    engine = engine_of(small, learner, method, float(g["lr"]))
+    end_task_with(engine, batch_of(small, g["x"]))
     np.testing.assert_allclose(small.in_file_order(method.flat, method.importance), g["omega_per_sample"], **DOUBLE)
     assert not np.allclose(g["omega_batch4"], g["omega_per_sample"]), "the file could not tell the two"
     small.set(g["theta"])
-    gradient = g["g"] + penalty_gradient(small, method)
-    np.testing.assert_allclose(g["theta"] - float(g["lr"]) * gradient, g["theta_after"], **DOUBLE)
+    learner.follow(small, g["g"])
+    engine.learn(batch_of(small, g["x"]))
+    np.testing.assert_allclose(small.weights(), g["theta_after"], **DOUBLE)
 
 
 # CPR.
 
 
+def close(value: Any, golden: np.ndarray, tolerance: float) -> None:
+    """Relative to the stored value, or to 1: 1e-9 for values, 1e-8 for gradients."""
+    difference = np.abs(np.asarray(value) - golden)
+    assert np.all(difference <= tolerance * np.maximum(1.0, np.abs(golden)))
+
+
 def test_cpr() -> None:
+    """The objective of `sgd() + cpr()`, as an update makes it; the file's lacks the constant β ln K."""
     g = load("cpr")
+    n, classes = g["in_logits"].shape
+    beta = float(g["in_beta"])
     logits = torch.from_numpy(g["in_logits"]).requires_grad_()
-    y, beta, classes = torch.from_numpy(g["in_y"]), float(g["in_beta"]), g["in_logits"].shape[1]
     [slope] = torch.autograd.grad(entropy(logits[None]).sum(), logits)
-    assert entropy(logits[None]).item() == pytest.approx(float(g["out_H_mean"]), rel=1e-6)
-    np.testing.assert_allclose(slope, g["out_dH_dlogits"], rtol=0, atol=5e-5 * np.abs(g["out_dH_dlogits"]).max())
-    row = cpr_row(CPR(beta=beta), logits, g["in_y"])
-    loss = cross_entropy(logits[None], y).sum() + row - beta * np.log(classes)
-    assert loss.item() == pytest.approx(float(g["out_loss_ce_minus_beta_H"]), rel=1e-6)
+    close(entropy(logits[None]).item(), g["out_H_mean"], 1e-9)
+    close(slope, g["out_dH_dlogits"], 1e-8)
+    engine = engine_of(LinearNet(1, classes), SGD(), CPR(beta=beta))
+    blocks, progress = {"all": Block(0, n, 1, n, (0,))}, Progress(seen=tuple(range(classes)))
+    batch = Batch(torch.zeros(n, 1, 1, 1), g["in_y"], np.arange(n), blocks, progress, classes, seed=0)
+
+    def forward(batch: Batch) -> Taps:
+        return Taps(torch.zeros(1, n, 1), logits[None], lambda features: features)
+
+    _, table = engine.update.losses(batch, forward)
+    loss = total(table)
+    close(loss.item() - beta * math.log(classes), g["out_loss_ce_minus_beta_H"], 1e-9)
     [slope] = torch.autograd.grad(loss, logits)
-    np.testing.assert_allclose(slope, g["out_dloss_dlogits"], rtol=0, atol=5e-5 * np.abs(g["out_dloss_dlogits"]).max())
+    close(slope, g["out_dloss_dlogits"], 1e-8)
 
 
 def test_cpr_with_ewc() -> None:
-    """A linear model; the library's nets have a hidden layer, so the anchor acts on its head and the rest is the identity."""
+    """A whole step of `sgd() + ewc() + cpr()` at the rate 1 on a linear model."""
     g = load("cpr")
-    weight, bias = torch.from_numpy(g["in_W"]).requires_grad_(), torch.from_numpy(g["in_b"]).requires_grad_()
-    small = SmallNet.of_sizes(weight.shape[1], weight.shape[1], weight.shape[0])
-    with torch.no_grad():
-        head = small.net.classifier
-        head.weight.copy_(torch.from_numpy(g["in_W_anchor"]).T[None])
-        head.bias.copy_(torch.from_numpy(g["in_b_anchor"])[None, None])
-    ewc = EWC(strength=float(g["in_lambda_ewc"]))
-    small.attach(ewc)
-    of_head = {
-        id(head.weight): torch.from_numpy(g["in_fisher_W"]).T[None],
-        id(head.bias): torch.from_numpy(g["in_fisher_b"])[None, None],
+    classes, inputs = g["in_W"].shape
+    beta = float(g["in_beta"])
+    linear, ewc = LinearNet(inputs, classes), EWC(strength=float(g["in_lambda_ewc"]))
+    engine = engine_of(linear, SGD() + ewc, CPR(beta=beta))
+    vectors = {
+        name: linear.in_our_order(ewc.flat, g[f"in_{W}"], g[f"in_{b}"])
+        for name, W, b in (("anchor", "W_anchor", "b_anchor"), ("importance", "fisher_W", "fisher_b"))
     }
-    ewc.remember(ewc.flat.gather(lambda parameter: of_head.get(id(parameter), torch.zeros_like(parameter))))
-    ewc.consolidated = True
-    with torch.no_grad():
-        head.weight.copy_(weight.T[None])
-        head.bias.copy_(bias[None, None])
-    logits = torch.from_numpy(g["in_x"]) @ head.weight[0] + head.bias[0]
-    beta, classes = float(g["in_beta"]), len(g["in_b"])
-    row = cpr_row(CPR(beta=beta), logits, g["in_y"]) - beta * np.log(classes)
-    loss = cross_entropy(logits[None], torch.from_numpy(g["in_y"])).sum() + row + penalty(ewc)
-    assert loss.item() == pytest.approx(float(g["out_loss_ewc_cpr"]), rel=1e-6)
-    loss.backward()
-    for ours, theirs in ((head.weight.grad[0].T, g["out_grad_W"]), (head.bias.grad[0, 0], g["out_grad_b"])):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=5e-5 * np.abs(theirs).max())
-
-
-def cpr_row(method: CPR, logits: torch.Tensor, labels: np.ndarray) -> torch.Tensor:
-    """What CPR adds for a stream batch with these logits, all classes met."""
-    n, classes = logits.shape
-    blocks = {"all": Block(0, n, 1, n, (0,))}
-    batch = Batch(torch.zeros(n, 1, 1, 1), labels, np.arange(n), blocks, Progress(seen=tuple(range(classes))), classes, seed=0)
-    out = Taps(torch.zeros(1, n, 1), logits[None], lambda features: features)
-    (row,) = method.losses(out, batch).values()
-    return row.sum()
+    ewc.load_state_dict(vectors | {"consolidated": True, "lowest": torch.zeros(1)})
+    linear.set(g["in_W"], g["in_b"])
+    step = engine.learn(batch_of(linear, g["in_x"], g["in_y"]))
+    assert step is not None
+    close(total(step.table).item() - beta * math.log(classes), g["out_loss_ewc_cpr"], 1e-9)
+    weight, bias = linear.get()
+    close(g["in_W"] - weight, g["out_grad_W"], 1e-8)
+    close(g["in_b"] - bias, g["out_grad_b"], 1e-8)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from small import SmallNet
+from small import LinearNet, SmallNet
 from torch import Tensor
 
 from gracecl.engine.engine import Engine
@@ -22,7 +22,7 @@ class UnchangedInputs(Pixels):
         return images
 
 
-def engine_with(small: SmallNet, method: Method, optimizer: str, x: Any, y: Any, capacity: int | None = None) -> Engine:
+def engine_with(small: SmallNet | LinearNet, method: Method, optimizer: str, x: Any, y: Any, capacity: int | None = None) -> Engine:
     """An engine that has met every class, with vectors in the first slots of its memory."""
     memories = Memories(len(y) if capacity is None else capacity, small.shape)
     memory = memories.replay

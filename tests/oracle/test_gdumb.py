@@ -267,7 +267,7 @@ def test_cutmix_comes_as_often_as_asked_and_its_loss_has_two_labels() -> None:
     engine.get_ready()
     fit = engine.unfinished_fit
     assert fit is not None
-    mixed = 0
+    mixed, shares = 0, set()
     for fit.at in range(200):
         batch = engine.assemble_fit(fit)
         [block] = batch.blocks.values()
@@ -279,11 +279,16 @@ def test_cutmix_comes_as_often_as_asked_and_its_loss_has_two_labels() -> None:
         seen = list(engine.progress.seen)
         log_p = F.log_softmax(out.logits[-1][:, seen], dim=-1)
         share = float(block.found["share"])
+        plain = engine.assemble(fit.plan(), engine._nothing(), fit.at, fit.seed)
+        pasted = (batch.x != plain.x).any(dim=1).any(dim=0)  # where any image of the batch changed
+        assert share == pytest.approx(1 - float(pasted.float().mean()))
+        shares.add(share)
         loss = 0.0
         for row, (own, other) in enumerate(zip(batch.y.tolist(), block.found["other"].tolist(), strict=True)):
             loss -= share * float(log_p[row, seen.index(own)]) + (1 - share) * float(log_p[row, seen.index(other)])
         assert float(engine.method.losses(out, batch)["ce/all"]) == pytest.approx(loss / len(batch), rel=1e-5)
     assert 70 < mixed < 130
+    assert len(shares) > 5
 
 
 # Feedback.

@@ -22,7 +22,9 @@ from gracecl.nets.flat import FlatParameters
 from gracecl.registry.spec import parse_method
 from gracecl.testing import TOY_SHAPE, assert_same, feed, toy_engine, toy_stream
 
-PENALTIES = ["ewc", "ewc_on", "ewc_pp", "si", "mas"]
+FACTORS = {"ewc": 1 / 2, "ewc_on": 1 / 2, "ewc_pp": 1, "si": 1, "mas": 1}
+"""what each paper multiplies λ Σ Ω (θ - θ*)² by"""
+PENALTIES = list(FACTORS)
 
 
 def right(engine: Engine) -> Any:
@@ -80,7 +82,7 @@ def test_it_is_zero_and_flat_at_the_anchor_and_the_parabola_elsewhere(name: str,
         parameter.grad = None
     (row,) = method.losses(None, None).values()
     row.sum().backward()
-    factor = 1.5 if method.half else 3.0
+    factor = 3 * FACTORS[name]
     away = method.flat.snapshot() - method.anchor
     torch.testing.assert_close(method.flat.gradient(), 2 * factor * method.importance * away, rtol=1e-5, atol=1e-7)
     assert row.sum().item() == pytest.approx(factor * (method.importance * away**2).sum().item(), rel=1e-4)
@@ -99,6 +101,27 @@ def test_it_pulls(name: str) -> None:
         feed(engine, toy_stream(), until=12)
         far.append((importance * (method.flat.snapshot() - anchor) ** 2).sum().item())
     assert far[1] < 0.8 * far[0]
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_a_step_goes_down_the_data_terms_and_once_down_the_penalty(name: str) -> None:
+    """At an equal batch and equal weights, what the penalty adds to a step of plain descent is its own gradient."""
+    options = ", refresh=2" if name == "ewc_pp" else ""
+    engine = after_first_task(f"{name}(strength=3{options})", taps=4, optimizer="sgd(lr=0.01)")
+    method: QuadraticPenalty = right(engine)
+    with torch.no_grad():
+        for parameter in engine.net.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    before, importance, anchor = method.flat.snapshot(), method.importance.clone(), method.anchor.clone()
+    state = copy.deepcopy(engine.state_dict())
+    moved = []
+    for method.strength in (0.0, 3.0):
+        engine.load_state_dict(copy.deepcopy(state))
+        feed(engine, toy_stream(), until=7)
+        moved.append(method.flat.snapshot() - before)
+    slope = 3 * FACTORS[name] * 2 * importance * (before - anchor)
+    assert slope.abs().max() > 1e-4
+    torch.testing.assert_close(moved[1] - moved[0], -0.01 * slope, rtol=1e-3, atol=1e-6)
 
 
 def test_a_free_head_has_no_importance() -> None:
@@ -381,6 +404,21 @@ def test_sensitivity_is_the_mean_of_absolute_gradients_of_single_images() -> Non
     found = named(engine, right(engine).sensitivity(x, classes))
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_sensitivity_of_a_task_is_that_of_the_classes_met() -> None:
+    """Two of six classes were met when the task ends; the others' logits do not count."""
+    engine, stream = toy_engine("mas()", taps=4), toy_stream()
+    for step in range(6):
+        engine.learn(stream.batch(step))
+    method, seen = right(engine), torch.zeros(6, dtype=torch.bool)
+    seen[list(engine.progress.seen)] = True
+    assert seen.sum() == 2
+    images = engine.memories["mas"].images[: len(engine.memories["mas"])].clone()
+    of_seen, of_all = method.sensitivity(images, seen), method.sensitivity(images, torch.ones(6, dtype=torch.bool))
+    assert not torch.allclose(of_seen, of_all, rtol=0.1)
+    engine.end_task()
+    torch.testing.assert_close(method.importance, of_seen)
 
 
 def test_scaled_logits_scale_importances_by_the_square() -> None:
