@@ -436,6 +436,71 @@ def test_whatever_a_killed_process_half_wrote_is_written_again(tail: bytes, copy
     assert not list(copy.glob("*.part")), "what the killed process left is still there"
 
 
+@pytest.mark.parametrize("kept", [None, 0, 1, 0.5, -1], ids=["deleted", "emptied", "a byte", "half", "all but a byte"])
+def test_a_record_that_lacks_what_its_checkpoint_counts_on_is_refused(kept: float | None, copy: Path, longer: Path) -> None:
+    """Resuming would end with results of half the evidence. With the record back in its place the run goes on."""
+    record = copy / "metrics.jsonl"
+    whole = record.read_bytes()
+    record.unlink()
+    if kept is not None:
+        record.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
+    before = {file: file.read_bytes() for file in copy.iterdir()}
+    for arguments in (["resume", copy], ["run", "er", "--eval-every", "9", *SMALL, "--out", copy.parents[3]]):
+        said = gracecl(*arguments)
+        assert said.code == 2
+        assert f"{record} is not the record that the checkpoint beside it was written with" in said.sentence
+        assert "delete the checkpoint to start this run anew" in said.sentence
+    assert before == {file: file.read_bytes() for file in copy.iterdir()}
+    record.write_bytes(whole)
+    go_on(copy)
+    assert_same_run(copy, longer)
+
+
+def test_a_record_with_one_other_digit_is_refused(copy: Path) -> None:
+    record = copy / "metrics.jsonl"
+    whole = record.read_bytes()
+    at = whole.index(b'"ce/all":[') + len(b'"ce/all":[')
+    record.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    said = gracecl("resume", copy)
+    assert said.code == 2
+    assert "(it was changed)" in said.sentence
+
+
+def test_a_refused_run_keeps_what_was_recorded_after_its_checkpoint(copy: Path) -> None:
+    with open(copy / "metrics.jsonl", "ab") as file:
+        file.write(b'{"kind":"step","step":22,"task":0,"images":50,"rows":{"ce/all":[0.5]}}\n')
+    state = checkpoint.load(copy / "checkpoint.safetensors")
+    checkpoint.save(copy / "checkpoint.safetensors", state | {"stream_hash": "of other data"})
+    before = {file: file.read_bytes() for file in copy.iterdir()}
+    assert "the data changed" in gracecl("resume", copy).sentence
+    assert before == {file: file.read_bytes() for file in copy.iterdir()}
+
+
+def test_a_checkpoint_of_an_earlier_version_is_told_apart(copy: Path) -> None:
+    state = checkpoint.load(copy / "checkpoint.safetensors")
+    del state["record"]
+    checkpoint.save(copy / "checkpoint.safetensors", state)
+    said = gracecl("resume", copy)
+    assert said.code == 2
+    assert "was written by an earlier version of gracecl" in said.sentence
+
+
+@pytest.mark.parametrize("damage", ["deleted", "emptied", "cut", "longer"])
+def test_the_record_of_a_finished_run_is_compared_before_it_is_reported(
+    damage: str, short: tuple[Path, Said], tmp_path: Path
+) -> None:
+    shutil.copytree(short[0], tmp_path / "out")
+    record = min((tmp_path / "out").rglob("metrics.jsonl"))
+    whole = record.read_bytes()
+    record.unlink()
+    if damage != "deleted":
+        record.write_bytes({"emptied": b"", "cut": whole[: whole.index(b"\n") + 1], "longer": whole + whole}[damage])
+    for verb in ("report", "keep"):
+        said = gracecl(verb, tmp_path / "out", *([tmp_path / "kept"] if verb == "keep" else []))
+        assert said.code == 2
+        assert f"{record} is not the record that the run wrote" in said.err
+
+
 def test_without_its_checkpoint_a_run_starts_anew_to_the_same_end(copy: Path, longer: Path) -> None:
     (copy / "checkpoint.safetensors").unlink()
     go_on(copy)

@@ -1,14 +1,17 @@
-"""Files that are either the old one or the new one, never half of one."""
+"""Files that are either the old one or the new one, never half of one, and that say so when they are not what was written."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+DIGEST_BYTES = 16
 
 
 @contextlib.contextmanager
@@ -20,9 +23,28 @@ def replacing(path: Path) -> Iterator[Path]:
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        sync_folder(path.parent)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder outlast a power cut; where the system cannot, that is left to it."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder and those above it, and makes them outlast a power cut."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -33,6 +55,45 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Strict JSON, readable by any program: a number that is not finite becomes null."""
     write_text(path, json.dumps(_finite(value), indent=1, allow_nan=False) + "\n")
+
+
+class Digest:
+    """The BLAKE2b digest of what it was given so far."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
+
+    def add(self, data: Any) -> Digest:
+        """Bytes, or anything that lends its memory."""
+        self._hash.update(data)
+        return self
+
+    def __str__(self) -> str:
+        return self._hash.hexdigest()
+
+
+class Written(NamedTuple):
+    """How far a file that is appended to was written, and the digest of that."""
+
+    bytes: int
+    digest: str
+
+    @classmethod
+    def to(cls, path: Path) -> Written:
+        """All that a file holds; nothing if there is none."""
+        data = path.read_bytes() if path.is_file() else b""
+        return cls(len(data), str(Digest().add(data)))
+
+    def missing(self, path: Path) -> str:
+        """Why a file does not begin with this; empty if it does."""
+        try:
+            with open(path, "rb") as file:
+                data = file.read(self.bytes)
+        except FileNotFoundError:
+            return "it is not there" if self.bytes else ""
+        if len(data) < self.bytes:
+            return f"it has {len(data)} bytes of {self.bytes}"
+        return "" if str(Digest().add(data)) == self.digest else "it was changed"
 
 
 def _finite(value: Any) -> Any:

@@ -7,9 +7,10 @@ import shutil
 from pathlib import Path
 
 from gracecl.errors import UserError
-from gracecl.files import write_text
+from gracecl.files import Written, write_json, write_text
+from gracecl.report.runs import RECORD, read_run
 
-WHOLE = ("config.json", "summary.json", "accuracy.json", "timing.json")
+WHOLE = ("config.json", "accuracy.json", "timing.json")
 
 
 def keep_runs(source: Path, to: Path, every: int) -> list[Path]:
@@ -29,7 +30,10 @@ def keep_runs(source: Path, to: Path, every: int) -> list[Path]:
         for name in WHOLE:
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, place / name)
-        write_text(place / "metrics.jsonl", thinned(folder / "metrics.jsonl", every))
+        read_run(folder)  # refuses a record that is not what the run wrote
+        write_text(place / RECORD, thinned(folder / RECORD, every))
+        result = json.loads(summary.read_bytes()) | {"record": Written.to(place / RECORD)._asdict()}
+        write_json(place / "summary.json", result)
         kept.append(place)
     if not kept:
         raise UserError(f"{source} holds no finished run; finish some with 'gracecl resume {source}'")

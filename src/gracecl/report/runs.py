@@ -17,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gracecl.errors import UserError
+from gracecl.files import Written
 from gracecl.functional.metrics import ANYTIME_METRICS, MATRIX_METRICS, Array
 
 Record = dict[str, Any]
 
+RECORD = "metrics.jsonl"
 REQUIRED_SETTINGS = ("method", "stream", "seed", "rule")
 REQUIRED_FIELDS = {
     "step": ("step", "task", "rows"),
@@ -144,8 +146,8 @@ def summary(run: Run) -> dict[str, Any]:
     }
 
 
-def read_run(path: str | Path) -> Run:
-    """Read one run folder."""
+def read_run(path: str | Path, record: Written | None = None) -> Run:
+    """Read one run folder. Its record must be the one that is given, or else the one that the run was finished with."""
     folder = Path(path)
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is not a run: it has no config.json")
@@ -153,7 +155,13 @@ def read_run(path: str | Path) -> Run:
     missing = [name for name in REQUIRED_SETTINGS if name not in config]
     if missing:
         raise UserError(f"{folder / 'config.json'} is not a run's: it lacks {', '.join(missing)}")
-    records = _read_records(folder / "metrics.jsonl")
+    record = record or _finished_with(folder)
+    if record and record != Written.to(folder / RECORD):
+        raise UserError(
+            f"{folder / RECORD} is not the record that the run wrote; "
+            "put it back from a copy, or delete the run's folder and run it again"
+        )
+    records = _read_records(folder / RECORD)
     timing = folder / "timing.json"
     return Run(
         path=folder,
@@ -170,8 +178,17 @@ def find_runs(root: str | Path) -> list[Run]:
     folder = Path(root)
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
-    runs = [read_run(file.parent) for file in folder.rglob("metrics.jsonl") if (file.parent / "config.json").is_file()]
+    begun = [file.parent for file in folder.rglob("config.json")]
+    runs = [read_run(place) for place in begun if (place / RECORD).is_file() or (place / "summary.json").is_file()]
     return sorted(runs, key=lambda run: (run.path.parent, run.config["seed"]))
+
+
+def _finished_with(folder: Path) -> Written | None:
+    """The record of a finished run; None where none is known."""
+    try:
+        return Written(**json.loads((folder / "summary.json").read_bytes())["record"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _by_step(records: Iterable[Record]) -> list[Record]:
@@ -198,7 +215,7 @@ def _read_records(path: Path) -> list[Record]:
         except ValueError:
             if number == len(lines):  # no newline after it: the writer was killed here
                 break
-            raise UserError(f"line {number} of {path} is damaged; resume the run or delete its folder") from None
+            raise UserError(f"line {number} of {path} is damaged; put it back from a copy, or delete the run's folder") from None
         kind = record.get("kind") if isinstance(record, dict) else None
         if kind in REQUIRED_FIELDS:
             if any(name not in record for name in REQUIRED_FIELDS[kind]):

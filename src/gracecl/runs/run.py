@@ -26,6 +26,7 @@ from torch import nn
 from gracecl import __version__, registry, report, streams
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
+from gracecl.files import Written, make_folder
 from gracecl.functional.augment import OF_THE_DATA, normalisation
 from gracecl.registry import spec
 from gracecl.registry.spec import AtLeast
@@ -137,7 +138,7 @@ class Work:
     def carry_out(self, watch: Watch | None = None, threads: int | None = None) -> Path:
         """To its end from the last checkpoint, or from the beginning if there is none; `threads` are for a run that begins."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
         except OSError as error:
             raise UserError(f"cannot make the run's folder ({error}); choose another --out") from None
         with _locked(self.folder):
@@ -160,12 +161,10 @@ def resume(folder: Path, data_root: str | Path | None = None, watch: Watch | Non
     return Work.begun(folder, data_root).carry_out(watch)
 
 
-def build(
-    config: RunConfig, record: Path, data_root: str | Path | None = None, keep_until: int = 0, evaluating: bool = False
-) -> Trainer:
+def build(config: RunConfig, record: Path, data_root: str | Path | None = None, kept: Written | None = None) -> Trainer:
     """Everything a configuration names, put together and at its first step; of an earlier record it keeps what `Recorder` says."""
     engine, stream = learner_and_stream(config, data_root)
-    return Trainer(engine, stream, Recorder(record, keep_until, evaluating), config.eval_every)
+    return Trainer(engine, stream, Recorder(record, kept), config.eval_every)
 
 
 def learner_and_stream(config: RunConfig, data_root: str | Path | None = None) -> tuple[Engine, Stream]:
@@ -185,18 +184,23 @@ def _train(work: Work, watch: Watch, threads: int | None) -> None:
     state = checkpoint.load(saved) if saved.exists() else None
     if state is not None and "trainer" not in state:
         raise UserError(f"{saved} is not the checkpoint of a run; delete it to start this run anew")
-    at = state["trainer"]["engine"]["progress"]["step"] if state else 0
-    evaluating = state is not None and "fit" in state["trainer"]["engine"]
-    trainer = build(work.in_its_layout(), folder / "metrics.jsonl", work.data_root, keep_until=at, evaluating=evaluating)
+    if state is not None and "record" not in state:
+        raise UserError(
+            f"{saved} was written by an earlier version of gracecl, which did not note how far its record went; "
+            "finish the run with the version that config.json names, or delete the checkpoint to start it anew"
+        )
+    kept = Written(**state["record"]) if state else None
+    trainer = build(work.in_its_layout(), folder / "metrics.jsonl", work.data_root, kept)
     begun_with = state.get("threads") if state else work.threads
     with closing(trainer.recorder), with_threads(begun_with or threads or torch.get_num_threads()):
         if state is not None:
             _restore(trainer, state, saved)
         _write_config(work, trainer)
         _finish(trainer, config, saved, watch)
+        record = trainer.recorder.sync()
     timing = vars(trainer.timing) | {"steps": len(trainer.stream)}
     checkpoint.write_atomically(folder / "timing.json", lambda beside: beside.write_text(json.dumps(timing, indent=1)))
-    report.write_run_report(folder)
+    report.write_run_report(folder, record)
 
 
 def _restore(trainer: Trainer, state: dict[str, Any], saved: Path) -> None:
@@ -215,9 +219,9 @@ def _finish(trainer: Trainer, config: RunConfig, saved: Path, watch: Watch) -> N
     """Steps to the end of the stream, saving now and then, and when somebody asks to stop."""
 
     def save() -> None:
-        trainer.recorder.flush()
+        record = trainer.recorder.sync()._asdict()
         state = {"trainer": trainer.state_dict(), "stream_hash": trainer.stream.hash, "threads": torch.get_num_threads()}
-        checkpoint.save(saved, state)
+        checkpoint.save(saved, state | {"record": record})
 
     def keep(ended: int) -> None:
         if config.snapshots:
