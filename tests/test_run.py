@@ -529,15 +529,71 @@ def test_a_damaged_config_is_one_sentence(text: str, copy: Path) -> None:
     assert f"{copy / 'config.json'} is damaged" in said.sentence
 
 
-@pytest.mark.parametrize("change", [{"net": "mlp(width=8, depth=4)"}, {"method": "mose()", "taps": 4}, {"memory": 10}])
-def test_a_config_that_was_edited_by_hand_does_not_fit_the_checkpoint(change: dict[str, Any], copy: Path) -> None:
+EDITS: dict[str, Any] = {
+    "net": "mlp(width=8, depth=4)",
+    "method": "mose()",
+    "memory": 10,
+    "optimizer": "sgd(lr=0.2)",
+    "augment": "none",
+    "precision": "bf16",
+    "normalise": "half",
+    "stream": "split-digits(size=8, classes='0-3', tasks=2, batch=5)",
+    "seed": 1,
+    "steps": 9,
+    "checkpoint_every": "often",
+    "threads": 2,
+    "layout_used": "channels_last",
+    "rule": "linear_mean",
+}
+
+
+@pytest.mark.parametrize("saved", [True, False], ids=["with a checkpoint", "before the first one"])
+@pytest.mark.parametrize("field", EDITS)
+def test_a_config_that_was_edited_by_hand_is_refused_and_the_field_named(field: str, saved: bool, copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps(config | change))
-    before = (copy / "checkpoint.safetensors").read_bytes()
+    assert config[field] != EDITS[field]
+    (copy / "config.json").write_text(json.dumps(config | {field: EDITS[field]}))
+    if not saved:
+        (copy / "checkpoint.safetensors").unlink()
+    before = {file: file.read_bytes() for file in copy.iterdir()}
     said = gracecl("resume", copy)
     assert said.code == 2
-    assert said.sentence
-    assert (copy / "checkpoint.safetensors").read_bytes() == before
+    assert f"{copy / 'config.json'}: {field} was changed by hand" in said.sentence
+    assert before == {file: file.read_bytes() for file in copy.iterdir()}
+
+
+def test_the_run_s_own_command_mends_an_edited_config(copy: Path, longer: Path) -> None:
+    """Threads and layout, which the command does not name, are those of the checkpoint."""
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"threads": 2, "layout_used": "channels_last", "optimizer": "sgd()"}))
+    go_on(copy)
+    assert_same_run(copy, longer)
+    after = json.loads((copy / "config.json").read_text())
+    assert {name: after[name] for name in config if name != "commit"} == {name: config[name] for name in config if name != "commit"}
+
+
+def test_another_run_s_config_is_not_taken_for_the_folder_s_own(copy: Path) -> None:
+    """Its digests fit; the name of the folder does not, nor does the checkpoint where a folder was renamed."""
+    other = stopped_run(copy.parents[3] / "other", 7, method="er", eval_every=9, optimizer="sgd(lr=0.2)")
+    shutil.copyfile(other / "config.json", copy / "config.json")
+    said = gracecl("resume", copy)
+    assert said.code == 2
+    assert "is not the configuration of its folder" in said.sentence
+    moved = copy.rename(copy.parents[3] / "moved")
+    said = gracecl("resume", moved)
+    assert said.code == 2
+    assert "was written with optimizer 'adam(" in said.sentence
+
+
+def test_a_config_from_before_digests_is_compared_with_its_folder_s_name(copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    del config["digests"]
+    (copy / "config.json").write_text(json.dumps(config | {"augment": "none"}))
+    said = gracecl("resume", copy)
+    assert said.code == 2
+    assert "is not the configuration of its folder" in said.sentence
+    (copy / "config.json").write_text(json.dumps(config))
+    assert gracecl("resume", copy).code == 0
 
 
 def damaged(kind: str, good: bytes, folder: Path) -> None:

@@ -523,7 +523,7 @@ def test_a_configuration_from_before_the_option_can_be_resumed(tmp_path: Path) -
         )
     folder = only_run(tmp_path)
     config = json.loads((folder / "config.json").read_text())
-    for name in ("snapshots", "layout", "cuda_graphs"):
+    for name in ("snapshots", "layout", "cuda_graphs", "digests"):
         del config[name]
     (folder / "config.json").write_text(json.dumps(config))
     work = Work.begun(folder)

@@ -11,7 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gracecl.errors import UserError
+
 DIGEST_BYTES = 16
+DIGESTS = "digests"
+DIGITS_OF_A_VALUE = 8
 
 
 @contextlib.contextmanager
@@ -57,6 +61,40 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(_finite(value), indent=1, allow_nan=False) + "\n")
 
 
+def sealed(values: dict[str, Any]) -> str:
+    """Strict JSON of some values with a digest of each, by which `read_sealed` finds what was changed since."""
+    plain = _finite(values)
+    return (
+        json.dumps(plain | {DIGESTS: {name: _digest_of(value) for name, value in plain.items()}}, indent=1, allow_nan=False) + "\n"
+    )
+
+
+def write_sealed(path: Path, values: dict[str, Any]) -> None:
+    write_text(path, sealed(values))
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """The values that `sealed` wrote; a file from before there were digests is taken as it is."""
+    try:
+        values = json.loads(path.read_bytes())
+    except ValueError:
+        raise UserError(f"{path} is damaged: it is not JSON") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} is damaged: it holds no settings")
+    digests = values.pop(DIGESTS, None)
+    if isinstance(digests, dict):
+        names = {*values, *digests}
+        if changed := sorted(name for name in names if name not in values or _digest_of(values[name]) != digests.get(name)):
+            raise UserError(f"{path}: {', '.join(changed)} was changed by hand or damaged; put the old value back")
+    elif digests is not None:
+        raise UserError(f"{path} is damaged: its digests are not readable")
+    return values
+
+
+def _digest_of(value: Any) -> str:
+    return str(Digest().add(json.dumps(value, sort_keys=True).encode()))[:DIGITS_OF_A_VALUE]
+
+
 class Digest:
     """The BLAKE2b digest of what it was given so far."""
 
@@ -98,7 +136,7 @@ class Written(NamedTuple):
 
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gracecl.errors import UserError
-from gracecl.files import Written
+from gracecl.files import Written, read_sealed
 from gracecl.functional.metrics import ANYTIME_METRICS, MATRIX_METRICS, Array
 
 Record = dict[str, Any]
@@ -151,7 +151,7 @@ def read_run(path: str | Path, record: Written | None = None) -> Run:
     folder = Path(path)
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is not a run: it has no config.json")
-    config = _read_object(folder / "config.json")
+    config = read_sealed(folder / "config.json")
     missing = [name for name in REQUIRED_SETTINGS if name not in config]
     if missing:
         raise UserError(f"{folder / 'config.json'} is not a run's: it lacks {', '.join(missing)}")
@@ -169,7 +169,7 @@ def read_run(path: str | Path, record: Written | None = None) -> Run:
         steps=_by_step(record for record in records if record["kind"] == "step"),
         evals=_by_step(record for record in records if record["kind"] == "eval"),
         tasks=_by_step(record for record in records if record["kind"] == "task"),
-        timing=_read_object(timing) if timing.is_file() else {},
+        timing=read_sealed(timing) if timing.is_file() else {},
     )
 
 
@@ -222,16 +222,6 @@ def _read_records(path: Path) -> list[Record]:
                 raise UserError(f"line {number} of {path} is no {kind} record: it needs {REQUIRED_FIELDS[kind]}")
             records.append(record)
     return records
-
-
-def _read_object(path: Path) -> Record:
-    try:
-        value = json.loads(path.read_bytes())
-    except ValueError:
-        raise UserError(f"{path} is damaged: it is not JSON") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} is damaged: it holds no settings")
-    return value
 
 
 def _numbers(values: list[float | None]) -> Array:
