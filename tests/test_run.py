@@ -663,6 +663,57 @@ def test_resume_finds_the_data_again_and_refuses_if_it_changed(own_data: Path, t
     assert saved_step(folder) == 12
 
 
+# One damaged run among several.
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> list[Path]:
+    """Three interrupted runs."""
+    for seed in range(3):
+        with pytest.raises(Interrupted):
+            run(RunConfig("er", NET, 40, seed, stream=STREAM, steps=6, device="cpu"), tmp_path, watch=StopAfter(4))
+    return sorted(config.parent for config in tmp_path.rglob("config.json"))
+
+
+@pytest.mark.parametrize("file", ["config.json", "metrics.jsonl", "checkpoint.safetensors"])
+def test_resume_names_a_damaged_run_and_finishes_the_others(file: str, three: list[Path], tmp_path: Path) -> None:
+    first, broken, last = three
+    (broken / file).write_bytes(b"{")
+    before = {path: path.read_bytes() for path in broken.iterdir()}
+    said = gracecl("resume", tmp_path, "--jobs", "1")
+    assert said.code == 2
+    assert str(broken / file) in said.err
+    assert "Traceback" not in said.err
+    assert before == {path: path.read_bytes() for path in broken.iterdir()}
+    for folder in (first, last):
+        assert json.loads((folder / "summary.json").read_text())["finished"]
+        assert str(folder) in said.out
+
+
+@pytest.mark.parametrize("file", ["config.json", "metrics.jsonl", "timing.json"])
+def test_report_names_a_damaged_run_and_shows_the_others(file: str, three: list[Path], tmp_path: Path) -> None:
+    assert gracecl("resume", tmp_path, "--jobs", "1").code == 0
+    first, broken, last = three
+    (broken / file).write_bytes(b"{")
+    said = gracecl("report", tmp_path)
+    assert said.code == 2
+    assert str(broken / file) in said.sentence
+    assert str(first) in said.out
+    assert str(last) in said.out
+    assert str(broken) not in said.out
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "null"])
+def test_a_run_without_a_whole_summary_is_not_finished(text: str, short: tuple[Path, Said], tmp_path: Path) -> None:
+    """As a power cut may leave it; resume makes the summary again, to the byte."""
+    shutil.copytree(short[0], tmp_path / "out")
+    summary = min((tmp_path / "out").rglob("summary.json"))
+    whole = summary.read_bytes()
+    summary.write_text(text)
+    assert gracecl("resume", tmp_path / "out").code == 0
+    assert summary.read_bytes() == whole
+
+
 # Disks that are full.
 
 

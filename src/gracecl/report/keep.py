@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 from gracecl.errors import UserError
-from gracecl.files import Written, write_json, write_text
-from gracecl.report.runs import RECORD, read_run
+from gracecl.files import Written, write_sealed, write_text
+from gracecl.report.runs import RECORD, SUMMARY, read_run, read_summary
 
 WHOLE = ("config.json", "accuracy.json", "timing.json")
 
@@ -23,17 +23,18 @@ def keep_runs(source: Path, to: Path, every: int) -> list[Path]:
     if every < 1:
         raise UserError(f"--every must be at least 1, not {every}")
     kept = []
-    for summary in sorted(source.rglob("summary.json")):
-        folder = summary.parent
+    for file in sorted(source.rglob(SUMMARY)):
+        folder = file.parent
+        if (result := read_summary(folder)) is None:
+            continue  # not finished
+        read_run(folder)  # refuses a record that is not what the run wrote
         place = to / folder.relative_to(source)
         place.mkdir(parents=True, exist_ok=True)
         for name in WHOLE:
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, place / name)
-        read_run(folder)  # refuses a record that is not what the run wrote
         write_text(place / RECORD, thinned(folder / RECORD, every))
-        result = json.loads(summary.read_bytes()) | {"record": Written.to(place / RECORD)._asdict()}
-        write_json(place / "summary.json", result)
+        write_sealed(place / SUMMARY, result | {"record": Written.to(place / RECORD)._asdict()})
         kept.append(place)
     if not kept:
         raise UserError(f"{source} holds no finished run; finish some with 'gracecl resume {source}'")

@@ -22,7 +22,7 @@ from gracecl.functional.metrics import ANYTIME_METRICS, MATRIX_METRICS, Array
 
 Record = dict[str, Any]
 
-RECORD = "metrics.jsonl"
+RECORD, SUMMARY = "metrics.jsonl", "summary.json"
 REQUIRED_SETTINGS = ("method", "stream", "seed", "rule")
 REQUIRED_FIELDS = {
     "step": ("step", "task", "rows"),
@@ -142,7 +142,6 @@ def summary(run: Run) -> dict[str, Any]:
         "steps": run.timing.get("steps", last_step + 1),
         "metrics": {rule: measure(run, rule) for rule in rules if not is_tap(rule)},
         "per_tap": {rule: measure(run, rule) for rule in rules if is_tap(rule)},
-        "timing": run.timing,
     }
 
 
@@ -173,22 +172,45 @@ def read_run(path: str | Path, record: Written | None = None) -> Run:
     )
 
 
-def find_runs(root: str | Path) -> list[Run]:
-    """Every run in `root` and below, by folder and seed."""
+def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
+    """Those runs that can be read, and a sentence about each of the others: a damaged one does not hide the rest."""
+    runs, damaged = [], []
+    for folder in folders:
+        try:
+            runs.append(read_run(folder))
+        except UserError as error:
+            damaged.append(str(error))
+    return runs, damaged
+
+
+def find_folders(root: str | Path) -> list[Path]:
+    """The folders of runs in `root` and below that have something to report, by configuration and seed."""
     folder = Path(root)
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
     begun = [file.parent for file in folder.rglob("config.json")]
-    runs = [read_run(place) for place in begun if (place / RECORD).is_file() or (place / "summary.json").is_file()]
-    return sorted(runs, key=lambda run: (run.path.parent, run.config["seed"]))
+    found = [place for place in begun if (place / RECORD).is_file() or (place / SUMMARY).is_file()]
+    return sorted(found, key=lambda place: (place.parent, len(place.name), place.name))
+
+
+def find_runs(root: str | Path) -> list[Run]:
+    """Every run in `root` and below, by folder and seed."""
+    return list(map(read_run, find_folders(root)))
+
+
+def read_summary(folder: Path) -> Record | None:
+    """What a finished run's summary.json holds; None where the run is not finished, or was cut off while it wrote the file."""
+    try:
+        found = read_sealed(folder / SUMMARY)
+    except (OSError, UserError):
+        return None
+    return found if "metrics" in found else None
 
 
 def _finished_with(folder: Path) -> Written | None:
     """The record of a finished run; None where none is known."""
-    try:
-        return Written(**json.loads((folder / "summary.json").read_bytes())["record"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    found = (read_summary(folder) or {}).get("record")
+    return Written(**found) if found else None
 
 
 def _by_step(records: Iterable[Record]) -> list[Record]:

@@ -126,7 +126,7 @@ class Work:
 
     @property
     def finished(self) -> bool:
-        return (self.folder / "summary.json").exists()
+        return report.read_summary(self.folder) is not None
 
     @property
     def threads(self) -> int | None:
