@@ -6,14 +6,17 @@ import contextlib
 import hashlib
 import json
 import math
+import mmap
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gracecl.errors import UserError
 
 DIGEST_BYTES = 16
+CHUNK_BYTES = 1 << 24
 DIGESTS = "digests"
 DIGITS_OF_A_VALUE = 8
 
@@ -108,6 +111,24 @@ class Digest:
 
     def __str__(self) -> str:
         return self._hash.hexdigest()
+
+
+def chunk_digests(data: memoryview) -> list[str]:
+    """Digests of consecutive chunks, as many at once as there are cores: hashing lets other threads work."""
+    data = data.cast("B")
+    chunks = [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]
+    if len(chunks) < 2:
+        return [str(Digest().add(chunk)) for chunk in chunks]
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(lambda chunk: str(Digest().add(chunk)), chunks))
+
+
+def file_digests(path: Path) -> list[str]:
+    """Those of a file, which is mapped and need not fit into memory."""
+    if path.stat().st_size == 0:
+        return []
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
+        return chunk_digests(data)
 
 
 class Written(NamedTuple):

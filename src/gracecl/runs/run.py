@@ -20,7 +20,6 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from gracecl import __version__, registry, report, streams
@@ -213,7 +212,7 @@ def _train(work: Work, watch: Watch, threads: int | None) -> None:
         _finish(trainer, config, saved, watch)
         record = trainer.recorder.sync()
     timing = vars(trainer.timing) | {"steps": len(trainer.stream)}
-    checkpoint.write_atomically(folder / "timing.json", lambda beside: beside.write_text(json.dumps(timing, indent=1)))
+    checkpoint.write_atomically(folder / "timing.json", lambda beside: beside.write_text(sealed(timing)))
     report.write_run_report(folder, record)
 
 
@@ -288,7 +287,7 @@ def write_snapshot(file: Path, net: nn.Module) -> None:
     """Parameters and buffers by name, in one layout whatever the net's, so that the same net gives the same bytes."""
     file.parent.mkdir(exist_ok=True)
     tensors = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in net.state_dict().items()}
-    checkpoint.write_atomically(file, lambda beside: save_file(tensors, beside, metadata={"format": "pt"}))
+    checkpoint.save_tensors(file, tensors)
 
 
 def resume_command(folder: Path) -> str:
