@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from gracecl.errors import UserError
 from gracecl.runs import checkpoint
@@ -130,7 +130,57 @@ def test_a_checkpoint_is_a_safetensors_file_that_anybody_can_open(tmp_path: Path
     checkpoint.save(tmp_path / "state", {"weights": torch.ones(2), "step": 3})
     with safe_open(tmp_path / "state", framework="np") as file:
         assert [file.get_tensor(name).tolist() for name in file.keys()] == [[1.0, 1.0]]  # noqa: SIM118 (not a dict)
-        assert json.loads(file.metadata()["state"])
+        assert json.loads(file.metadata()["gracecl-2"].partition(":")[2])
+
+
+def test_equal_states_give_equal_files(tmp_path: Path) -> None:
+    files = [tmp_path / f"{number}" for number in range(5)]
+    for file in files:
+        checkpoint.save(file, {"weights": torch.ones(2), "steps": [3, {"a": np.arange(3)}]})
+    assert len({file.read_bytes() for file in files}) == 1
+
+
+STATE = {
+    "weights": torch.linspace(0, 1, 30).view(5, 6),
+    "half": torch.ones(7, dtype=torch.bfloat16),
+    "labels": np.arange(4),
+    "nothing": torch.zeros(0, 3),
+    "name": "er()",
+    "rate": 0.1,
+}
+
+
+def test_no_flipped_bit_passes_unnoticed(tmp_path: Path) -> None:
+    """Every byte of a file, one bit each: the state comes back as it was, or a sentence says that it does not."""
+    file = tmp_path / "state"
+    checkpoint.save(file, STATE)
+    whole, refused = file.read_bytes(), 0
+    for at in range(len(whole)):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        try:
+            back = checkpoint.load(file)
+        except UserError:
+            refused += 1
+        else:
+            assert repr(back) == repr(STATE), f"byte {at}"
+    assert refused > 0.9 * len(whole), "most bytes mean something"
+
+
+def test_a_file_from_before_digests_is_read_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tree = '{"dict": [["weight", {"tensor": "0"}]]}'
+    save_file({"0": torch.ones(2)}, tmp_path / "state", metadata={"format": "gracecl-1", "state": tree})
+    assert checkpoint.load(tmp_path / "state")["weight"].tolist() == [1, 1]
+    assert "without a digest" in caplog.text
+
+
+def test_tensors_by_name_are_compared_with_their_digest(tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    checkpoint.save_tensors(file, {"weight": torch.ones(3)})
+    assert load_file(file)["weight"].tolist() == checkpoint.load_tensors(file)["weight"].tolist() == [1, 1, 1]
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ValueError, match="does not match its digest"):
+        checkpoint.load_tensors(file)
 
 
 def test_something_that_cannot_be_saved_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

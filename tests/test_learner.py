@@ -233,6 +233,17 @@ TASK_NAMES: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.parametrize("at", [0.0, 0.02, 0.3, 0.6, 0.9, 0.999])
+def test_a_learner_s_file_with_a_flipped_bit_is_refused(at: float, tmp_path: Path) -> None:
+    file = tmp_path / "learner"
+    Learner("er", classes=4, shape=(1, 8, 8), memory=10, net="mlp(width=8)", device="cpu").save(file)
+    content = bytearray(file.read_bytes())
+    content[int(at * len(content))] ^= 4
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=rf"cannot read the checkpoint {file} .*; take an earlier copy of it"):
+        Learner.load(file)
+
+
 @pytest.mark.parametrize("names", TASK_NAMES)
 @pytest.mark.parametrize("at", [6, 9])
 def test_a_loaded_learner_goes_on_to_the_same_bits(names: str, at: int, batches: Batches, tmp_path: Path) -> None:

@@ -436,6 +436,71 @@ def test_whatever_a_killed_process_half_wrote_is_written_again(tail: bytes, copy
     assert not list(copy.glob("*.part")), "what the killed process left is still there"
 
 
+@pytest.mark.parametrize("kept", [None, 0, 1, 0.5, -1], ids=["deleted", "emptied", "a byte", "half", "all but a byte"])
+def test_a_record_that_lacks_what_its_checkpoint_counts_on_is_refused(kept: float | None, copy: Path, longer: Path) -> None:
+    """Resuming would end with results of half the evidence. With the record back in its place the run goes on."""
+    record = copy / "metrics.jsonl"
+    whole = record.read_bytes()
+    record.unlink()
+    if kept is not None:
+        record.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
+    before = {file: file.read_bytes() for file in copy.iterdir()}
+    for arguments in (["resume", copy], ["run", "er", "--eval-every", "9", *SMALL, "--out", copy.parents[3]]):
+        said = gracecl(*arguments)
+        assert said.code == 2
+        assert f"{record} is not the record that the checkpoint beside it was written with" in said.sentence
+        assert "delete the checkpoint to start this run anew" in said.sentence
+    assert before == {file: file.read_bytes() for file in copy.iterdir()}
+    record.write_bytes(whole)
+    go_on(copy)
+    assert_same_run(copy, longer)
+
+
+def test_a_record_with_one_other_digit_is_refused(copy: Path) -> None:
+    record = copy / "metrics.jsonl"
+    whole = record.read_bytes()
+    at = whole.index(b'"ce/all":[') + len(b'"ce/all":[')
+    record.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    said = gracecl("resume", copy)
+    assert said.code == 2
+    assert "(it was changed)" in said.sentence
+
+
+def test_a_refused_run_keeps_what_was_recorded_after_its_checkpoint(copy: Path) -> None:
+    with open(copy / "metrics.jsonl", "ab") as file:
+        file.write(b'{"kind":"step","step":22,"task":0,"images":50,"rows":{"ce/all":[0.5]}}\n')
+    state = checkpoint.load(copy / "checkpoint.safetensors")
+    checkpoint.save(copy / "checkpoint.safetensors", state | {"stream_hash": "of other data"})
+    before = {file: file.read_bytes() for file in copy.iterdir()}
+    assert "the data changed" in gracecl("resume", copy).sentence
+    assert before == {file: file.read_bytes() for file in copy.iterdir()}
+
+
+def test_a_checkpoint_of_an_earlier_version_is_told_apart(copy: Path) -> None:
+    state = checkpoint.load(copy / "checkpoint.safetensors")
+    del state["record"]
+    checkpoint.save(copy / "checkpoint.safetensors", state)
+    said = gracecl("resume", copy)
+    assert said.code == 2
+    assert "was written by an earlier version of gracecl" in said.sentence
+
+
+@pytest.mark.parametrize("damage", ["deleted", "emptied", "cut", "longer"])
+def test_the_record_of_a_finished_run_is_compared_before_it_is_reported(
+    damage: str, short: tuple[Path, Said], tmp_path: Path
+) -> None:
+    shutil.copytree(short[0], tmp_path / "out")
+    record = min((tmp_path / "out").rglob("metrics.jsonl"))
+    whole = record.read_bytes()
+    record.unlink()
+    if damage != "deleted":
+        record.write_bytes({"emptied": b"", "cut": whole[: whole.index(b"\n") + 1], "longer": whole + whole}[damage])
+    for verb in ("report", "keep"):
+        said = gracecl(verb, tmp_path / "out", *([tmp_path / "kept"] if verb == "keep" else []))
+        assert said.code == 2
+        assert f"{record} is not the record that the run wrote" in said.err
+
+
 def test_without_its_checkpoint_a_run_starts_anew_to_the_same_end(copy: Path, longer: Path) -> None:
     (copy / "checkpoint.safetensors").unlink()
     go_on(copy)
@@ -464,15 +529,71 @@ def test_a_damaged_config_is_one_sentence(text: str, copy: Path) -> None:
     assert f"{copy / 'config.json'} is damaged" in said.sentence
 
 
-@pytest.mark.parametrize("change", [{"net": "mlp(width=8, depth=4)"}, {"method": "mose()", "taps": 4}, {"memory": 10}])
-def test_a_config_that_was_edited_by_hand_does_not_fit_the_checkpoint(change: dict[str, Any], copy: Path) -> None:
+EDITS: dict[str, Any] = {
+    "net": "mlp(width=8, depth=4)",
+    "method": "mose()",
+    "memory": 10,
+    "optimizer": "sgd(lr=0.2)",
+    "augment": "none",
+    "precision": "bf16",
+    "normalise": "half",
+    "stream": "split-digits(size=8, classes='0-3', tasks=2, batch=5)",
+    "seed": 1,
+    "steps": 9,
+    "checkpoint_every": "often",
+    "threads": 2,
+    "layout_used": "channels_last",
+    "rule": "linear_mean",
+}
+
+
+@pytest.mark.parametrize("saved", [True, False], ids=["with a checkpoint", "before the first one"])
+@pytest.mark.parametrize("field", EDITS)
+def test_a_config_that_was_edited_by_hand_is_refused_and_the_field_named(field: str, saved: bool, copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps(config | change))
-    before = (copy / "checkpoint.safetensors").read_bytes()
+    assert config[field] != EDITS[field]
+    (copy / "config.json").write_text(json.dumps(config | {field: EDITS[field]}))
+    if not saved:
+        (copy / "checkpoint.safetensors").unlink()
+    before = {file: file.read_bytes() for file in copy.iterdir()}
     said = gracecl("resume", copy)
     assert said.code == 2
-    assert said.sentence
-    assert (copy / "checkpoint.safetensors").read_bytes() == before
+    assert f"{copy / 'config.json'}: {field} was changed by hand" in said.sentence
+    assert before == {file: file.read_bytes() for file in copy.iterdir()}
+
+
+def test_the_run_s_own_command_mends_an_edited_config(copy: Path, longer: Path) -> None:
+    """Threads and layout, which the command does not name, are those of the checkpoint."""
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"threads": 2, "layout_used": "channels_last", "optimizer": "sgd()"}))
+    go_on(copy)
+    assert_same_run(copy, longer)
+    after = json.loads((copy / "config.json").read_text())
+    assert {name: after[name] for name in config if name != "commit"} == {name: config[name] for name in config if name != "commit"}
+
+
+def test_another_run_s_config_is_not_taken_for_the_folder_s_own(copy: Path) -> None:
+    """Its digests fit; the name of the folder does not, nor does the checkpoint where a folder was renamed."""
+    other = stopped_run(copy.parents[3] / "other", 7, method="er", eval_every=9, optimizer="sgd(lr=0.2)")
+    shutil.copyfile(other / "config.json", copy / "config.json")
+    said = gracecl("resume", copy)
+    assert said.code == 2
+    assert "is not the configuration of its folder" in said.sentence
+    moved = copy.rename(copy.parents[3] / "moved")
+    said = gracecl("resume", moved)
+    assert said.code == 2
+    assert "was written with optimizer 'adam(" in said.sentence
+
+
+def test_a_config_from_before_digests_is_compared_with_its_folder_s_name(copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    del config["digests"]
+    (copy / "config.json").write_text(json.dumps(config | {"augment": "none"}))
+    said = gracecl("resume", copy)
+    assert said.code == 2
+    assert "is not the configuration of its folder" in said.sentence
+    (copy / "config.json").write_text(json.dumps(config))
+    assert gracecl("resume", copy).code == 0
 
 
 def damaged(kind: str, good: bytes, folder: Path) -> None:
@@ -540,6 +661,57 @@ def test_resume_finds_the_data_again_and_refuses_if_it_changed(own_data: Path, t
     np.save(own_data / "images.npy", images)
     assert gracecl("resume", folder).code == 0
     assert saved_step(folder) == 12
+
+
+# One damaged run among several.
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> list[Path]:
+    """Three interrupted runs."""
+    for seed in range(3):
+        with pytest.raises(Interrupted):
+            run(RunConfig("er", NET, 40, seed, stream=STREAM, steps=6, device="cpu"), tmp_path, watch=StopAfter(4))
+    return sorted(config.parent for config in tmp_path.rglob("config.json"))
+
+
+@pytest.mark.parametrize("file", ["config.json", "metrics.jsonl", "checkpoint.safetensors"])
+def test_resume_names_a_damaged_run_and_finishes_the_others(file: str, three: list[Path], tmp_path: Path) -> None:
+    first, broken, last = three
+    (broken / file).write_bytes(b"{")
+    before = {path: path.read_bytes() for path in broken.iterdir()}
+    said = gracecl("resume", tmp_path, "--jobs", "1")
+    assert said.code == 2
+    assert str(broken / file) in said.err
+    assert "Traceback" not in said.err
+    assert before == {path: path.read_bytes() for path in broken.iterdir()}
+    for folder in (first, last):
+        assert json.loads((folder / "summary.json").read_text())["finished"]
+        assert str(folder) in said.out
+
+
+@pytest.mark.parametrize("file", ["config.json", "metrics.jsonl", "timing.json"])
+def test_report_names_a_damaged_run_and_shows_the_others(file: str, three: list[Path], tmp_path: Path) -> None:
+    assert gracecl("resume", tmp_path, "--jobs", "1").code == 0
+    first, broken, last = three
+    (broken / file).write_bytes(b"{")
+    said = gracecl("report", tmp_path)
+    assert said.code == 2
+    assert str(broken / file) in said.sentence
+    assert str(first) in said.out
+    assert str(last) in said.out
+    assert str(broken) not in said.out
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "null"])
+def test_a_run_without_a_whole_summary_is_not_finished(text: str, short: tuple[Path, Said], tmp_path: Path) -> None:
+    """As a power cut may leave it; resume makes the summary again, to the byte."""
+    shutil.copytree(short[0], tmp_path / "out")
+    summary = min((tmp_path / "out").rglob("summary.json"))
+    whole = summary.read_bytes()
+    summary.write_text(text)
+    assert gracecl("resume", tmp_path / "out").code == 0
+    assert summary.read_bytes() == whole
 
 
 # Disks that are full.

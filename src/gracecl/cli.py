@@ -17,6 +17,7 @@ from gracecl.registry.spec import parse_numbers
 from gracecl.runs import launch
 
 if TYPE_CHECKING:
+    from gracecl.report import Run
     from gracecl.runs.jobs import Ending
     from gracecl.runs.run import Work
 
@@ -192,7 +193,7 @@ def study(
     if dry_run:
         return tell_plan(works, number_of(jobs) or os.cpu_count() or 1)
     outcomes = [] if as_is else run_all(works, number_of(jobs), threads)
-    finished = [report.read_run(work.folder) for work in works if work.finished]
+    finished, damaged = report.read_runs(work.folder for work in works if work.finished)
     if as_is and not finished:
         raise UserError(f"{folder} holds no finished run of this study; leave --as-is out to start them")
     if finished:
@@ -201,7 +202,7 @@ def study(
         about, command = (module.__doc__ or "").strip(), shlex.join(["gracecl", "study", name, *words])
         print(table.write(folder, name, about, command, finished, sections))
         print(f"{folder / name}.md and {folder / name}.json hold the table")
-    return verdict(outcomes)
+    return verdict(outcomes) or tell(damaged)
 
 
 def tell_plan(works: Sequence[Work], jobs: int) -> int:
@@ -232,7 +233,14 @@ def resume(folder: Path, /, data: Path | None = None, plugin: tuple[str, ...] = 
     found = sorted(file.parent for file in folder.rglob("config.json"))
     if not found:
         raise UserError(f"{folder} holds no run (no config.json); give the folder that 'gracecl run' printed")
-    return conclude(folder, run_all([Work.begun(run, data, plugins) for run in found], number_of(jobs)))
+    works, damaged = [], []
+    for run in found:
+        try:
+            works.append(Work.begun(run, data, plugins))
+        except UserError as error:
+            damaged.append(str(error))
+    code = tell(damaged)
+    return (conclude(folder, run_all(works, number_of(jobs))) or code) if works else code
 
 
 def keep(folder: Path, to: Path, /, every: int = 50) -> None:
@@ -251,7 +259,7 @@ def keep(folder: Path, to: Path, /, every: int = 50) -> None:
     print(f"{len(kept)} runs are kept in {to}")
 
 
-def write_report(folder: Path, /) -> None:
+def write_report(folder: Path, /) -> int:
     """Compare the runs below a folder: a table here, report.md and comparison.png there.
 
     Args:
@@ -259,10 +267,12 @@ def write_report(folder: Path, /) -> None:
     """
     from gracecl import report
 
-    runs = report.find_runs(folder)
-    if not runs:
+    runs, damaged = report.read_runs(report.find_folders(folder))
+    if not runs and not damaged:
         raise UserError(f"there is no run in {folder} or below it; give what was given as --out")
-    show(folder, [run.path for run in runs])
+    if runs:
+        show(folder, runs)
+    return tell(damaged)
 
 
 def list_names(
@@ -349,10 +359,19 @@ def number_of(jobs: str) -> int | None:
 
 def conclude(out: Path, outcomes: Sequence[Ending]) -> int:
     """Shows what was finished, names what was not, and returns the exit code."""
-    finished = [outcome.work.folder for outcome in outcomes if outcome.end == "finished"]
-    if finished:
-        show(out, finished)
-    return verdict(outcomes)
+    from gracecl import report
+
+    runs, damaged = report.read_runs(outcome.work.folder for outcome in outcomes if outcome.end == "finished")
+    if runs:
+        show(out, runs)
+    return verdict(outcomes) or tell(damaged)
+
+
+def tell(damaged: Sequence[str]) -> int:
+    """Names what cannot be read, a sentence each, and returns the exit code."""
+    for text in damaged:
+        print(f"gracecl: {text}", file=sys.stderr)
+    return 2 if damaged else 0
 
 
 def verdict(outcomes: Sequence[Ending]) -> int:
@@ -404,7 +423,7 @@ def show_theory(
     print(f"{folder / 'theory.md'} explains the numbers; theory.json and theory.png are beside it")
 
 
-def show(out: Path, folders: Sequence[Path]) -> None:
+def show(out: Path, runs: Sequence[Run]) -> None:
     """The table of some runs on standard output, their comparison as files."""
     from rich.console import Console
 
@@ -412,7 +431,6 @@ def show(out: Path, folders: Sequence[Path]) -> None:
     from gracecl.report.groups import group_runs
     from gracecl.report.tables import comparison_table, rules_table, run_table
 
-    runs = [report.read_run(folder) for folder in folders]
     console = Console()
     if len(runs) == 1:
         console.print(run_table(runs[0]))
@@ -420,8 +438,8 @@ def show(out: Path, folders: Sequence[Path]) -> None:
         console.print(rules_table(group.runs))
     console.print(comparison_table(runs))
     report.write_comparison(out, runs)
-    for folder in folders:
-        print(folder)
+    for run in runs:
+        print(run.path)
     print(f"{out / 'report.md'} and {out / 'comparison.png'} compare them; each folder has matrix.png, layers.png and losses.png")
 
 

@@ -1,14 +1,24 @@
-"""Files that are either the old one or the new one, never half of one."""
+"""Files that are either the old one or the new one, never half of one, and that say so when they are not what was written."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
+import mmap
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from gracecl.errors import UserError
+
+DIGEST_BYTES = 16
+CHUNK_BYTES = 1 << 24
+DIGESTS = "digests"
+DIGITS_OF_A_VALUE = 8
 
 
 @contextlib.contextmanager
@@ -20,9 +30,28 @@ def replacing(path: Path) -> Iterator[Path]:
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        sync_folder(path.parent)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder outlast a power cut; where the system cannot, that is left to it."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder and those above it, and makes them outlast a power cut."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -35,9 +64,100 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(_finite(value), indent=1, allow_nan=False) + "\n")
 
 
+def sealed(values: dict[str, Any]) -> str:
+    """Strict JSON of some values with a digest of each, by which `read_sealed` finds what was changed since."""
+    plain = _finite(values)
+    return (
+        json.dumps(plain | {DIGESTS: {name: _digest_of(value) for name, value in plain.items()}}, indent=1, allow_nan=False) + "\n"
+    )
+
+
+def write_sealed(path: Path, values: dict[str, Any]) -> None:
+    write_text(path, sealed(values))
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """The values that `sealed` wrote; a file from before there were digests is taken as it is."""
+    try:
+        values = json.loads(path.read_bytes())
+    except ValueError:
+        raise UserError(f"{path} is damaged: it is not JSON") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} is damaged: it holds no settings")
+    digests = values.pop(DIGESTS, None)
+    if isinstance(digests, dict):
+        names = {*values, *digests}
+        if changed := sorted(name for name in names if name not in values or _digest_of(values[name]) != digests.get(name)):
+            raise UserError(f"{path}: {', '.join(changed)} was changed by hand or damaged; put the old value back")
+    elif digests is not None:
+        raise UserError(f"{path} is damaged: its digests are not readable")
+    return values
+
+
+def _digest_of(value: Any) -> str:
+    return str(Digest().add(json.dumps(value, sort_keys=True).encode()))[:DIGITS_OF_A_VALUE]
+
+
+class Digest:
+    """The BLAKE2b digest of what it was given so far."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
+
+    def add(self, data: Any) -> Digest:
+        """Bytes, or anything that lends its memory."""
+        self._hash.update(data)
+        return self
+
+    def __str__(self) -> str:
+        return self._hash.hexdigest()
+
+
+def chunk_digests(data: memoryview) -> list[str]:
+    """Digests of consecutive chunks, as many at once as there are cores: hashing lets other threads work."""
+    data = data.cast("B")
+    chunks = [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]
+    if len(chunks) < 2:
+        return [str(Digest().add(chunk)) for chunk in chunks]
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(lambda chunk: str(Digest().add(chunk)), chunks))
+
+
+def file_digests(path: Path) -> list[str]:
+    """Those of a file, which is mapped and need not fit into memory."""
+    if path.stat().st_size == 0:
+        return []
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
+        return chunk_digests(data)
+
+
+class Written(NamedTuple):
+    """How far a file that is appended to was written, and the digest of that."""
+
+    bytes: int
+    digest: str
+
+    @classmethod
+    def to(cls, path: Path) -> Written:
+        """All that a file holds; nothing if there is none."""
+        data = path.read_bytes() if path.is_file() else b""
+        return cls(len(data), str(Digest().add(data)))
+
+    def missing(self, path: Path) -> str:
+        """Why a file does not begin with this; empty if it does."""
+        try:
+            with open(path, "rb") as file:
+                data = file.read(self.bytes)
+        except FileNotFoundError:
+            return "it is not there" if self.bytes else ""
+        if len(data) < self.bytes:
+            return f"it has {len(data)} bytes of {self.bytes}"
+        return "" if str(Digest().add(data)) == self.digest else "it was changed"
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):

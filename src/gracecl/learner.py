@@ -182,7 +182,7 @@ class Learner:
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> Learner:
         """The learner that `save` wrote, on whichever device."""
-        state = checkpoint.load(Path(path))
+        state = checkpoint.load(Path(path), remedy="take an earlier copy of it")
         if "learner" not in state:
             raise UserError(f"{path} is the checkpoint of a run, not of a learner; continue it with 'gracecl resume'")
         learner = cls(**state["learner"] | {"shape": tuple(state["learner"]["shape"])}, device=device)

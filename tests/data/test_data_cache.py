@@ -15,10 +15,11 @@ import layouts
 import numpy as np
 import pytest
 
-from gracecl.data import load
+from gracecl.data import cache, load
 from gracecl.data.cifar10 import Cifar10
 from gracecl.data.places import cache_folder, data_root, user_cache
 from gracecl.errors import UserError
+from gracecl.files import file_digests
 
 resource = pytest.importorskip("resource", reason="limits the size of files as only Unix can")
 
@@ -94,6 +95,41 @@ def test_a_damaged_entry_is_made_again(tmp_path, reads, damage):
     assert len(reads) == 2
     load("cifar10", tmp_path)
     assert len(reads) == 2
+
+
+@pytest.mark.parametrize("mmap_bytes", [0, None], ids=["mapped", "read"])
+def test_no_flipped_bit_of_an_entry_reaches_the_data(tmp_path, reads, mmap_bytes):
+    """In every file and at places all over it, whether the arrays are mapped or read."""
+    before = load("cifar10", tmp_path, mmap_bytes=mmap_bytes)
+    damages = 0
+    for file in sorted(entry_of(tmp_path).iterdir()):
+        size = file.stat().st_size
+        for at in np.random.default_rng(0).integers(0, size, 5):
+            content = bytearray(file.read_bytes())
+            content[at] ^= 1 << int(at) % 8
+            (tmp_path / "flipped").write_bytes(content)
+            os.replace(tmp_path / "flipped", file)  # the old one may be mapped
+            damages += file.suffix == ".npy"
+            after = load("cifar10", tmp_path, mmap_bytes=mmap_bytes)
+            assert (after.fingerprint, after.class_names) == (before.fingerprint, before.class_names), (file.name, at)
+    assert len(reads) > damages, "each was found, and the entry made again; in entry.json some bytes are blanks"
+
+
+def test_a_mapped_array_is_compared_once_per_process(tmp_path, reads, monkeypatch):
+    calls = []
+    monkeypatch.setattr(cache, "file_digests", lambda path: calls.append(path) or file_digests(path))
+    for _ in range(3):
+        load("cifar10", tmp_path, mmap_bytes=0)
+    assert len(calls) == 2 * 4, "when they were written, and once after"
+
+
+def test_chunks_are_digested_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr("gracecl.files.CHUNK_BYTES", 1000)
+    (tmp_path / "file").write_bytes(bytes(2500))
+    before = file_digests(tmp_path / "file")
+    flip(tmp_path / "file")
+    after = file_digests(tmp_path / "file")
+    assert [one == two for one, two in zip(before, after, strict=True)] == [True, True, False]
 
 
 def test_pickles_in_the_cache_are_not_loaded(tmp_path, reads):

@@ -1,7 +1,7 @@
 """Decoding is done once: the arrays of a data set kept on disk, and mapped into memory when they are large.
 
 An entry is a folder with four `.npy` files and `entry.json`. It is written under another name and renamed when
-complete, it is used only if the key of its source files still matches, and one that is damaged is made again. Of
+complete, it is used only if the key of its source files still matches, and one that does not match its digests is made again. Of
 several processes that need an entry at once, one decodes and the others wait for it.
 """
 
@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import logging
 import os
 import shutil
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,13 +27,17 @@ from gracecl.data.pixels import Extent, Pixels
 from gracecl.data.progress import Advance, progress
 from gracecl.data.source import Contents
 from gracecl.errors import UserError
+from gracecl.files import file_digests, read_sealed, sealed
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 MMAP_BYTES = 1_000_000_000
 ABANDONED_AFTER = 86_400
 SPLITS = ("train", "test")
+
+_compared: set[tuple[Path, int, int, int]] = set()
+"""mapped files that this process found to match their digests"""
 
 
 class Decoded(NamedTuple):
@@ -114,27 +117,30 @@ def _alone_in(folder: Path) -> Iterator[None]:
 def _opened(entry: Path, key: str, limit: int) -> Decoded | None:
     """What the entry holds; None when it is absent, of other files, or damaged."""
     try:
-        about = json.loads((entry / "entry.json").read_text(encoding="utf-8"))
+        about = read_sealed(entry / "entry.json")
         if about["key"] != key:
             return None
-        arrays = {name: _array(entry / f"{name}.npy", checksum, limit) for name, checksum in about["arrays"].items()}
+        arrays = {name: _array(entry / f"{name}.npy", digests, limit) for name, digests in about["arrays"].items()}
         names = tuple(about["class_names"])
         return Decoded(arrays["train_x"], arrays["train_y"], arrays["test_x"], arrays["test_y"], names)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+    except (OSError, UserError, ValueError, KeyError, TypeError, EOFError) as error:
         log.info("the cache entry %s is damaged (%s) and will be made again", entry, error)
         return None
 
 
-def _array(path: Path, checksum: int, limit: int) -> Any:
-    """Small arrays are read and their checksum compared; large ones are mapped, which compares their length."""
-    if path.stat().st_size > limit:
-        return np.load(path, mmap_mode="c", allow_pickle=False)
-    array = np.load(path, allow_pickle=False)
-    if zlib.crc32(np.ascontiguousarray(array).data) != checksum:
-        raise ValueError(f"{path.name} does not match its checksum")
-    return array
+def _array(path: Path, digests: list[str], limit: int) -> Any:
+    """Large arrays are mapped, and then compared with their digests once per process; small ones whenever they are read."""
+    state = path.stat()
+    mapped = state.st_size > limit
+    identity = (path, state.st_ino, state.st_size, state.st_mtime_ns)
+    if not (mapped and identity in _compared):
+        wrong = [number for number, pair in enumerate(zip_longest(file_digests(path), digests)) if pair[0] != pair[1]]
+        if wrong:
+            raise ValueError(f"{path.name} does not match its digest in chunk {wrong[0]}")
+        _compared.add(identity)
+    return np.load(path, mmap_mode="c" if mapped else None, allow_pickle=False)
 
 
 def _write(entry: Path, key: str, contents: Contents, extent: Extent | None, title: str) -> None:
@@ -142,15 +148,13 @@ def _write(entry: Path, key: str, contents: Contents, extent: Extent | None, tit
     _sweep(entry)
     draft = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=entry.parent))
     try:
-        arrays = {}
         with progress(f"decoding {title}", len(contents.train) + len(contents.test)) as advance:
             for split in SPLITS:
-                labels = getattr(contents, f"{split}_y")
-                np.save(draft / f"{split}_y.npy", labels)
-                arrays[f"{split}_y"] = zlib.crc32(labels.data)
-                arrays[f"{split}_x"] = _write_pixels(draft / f"{split}_x.npy", getattr(contents, split), extent, advance)
+                np.save(draft / f"{split}_y.npy", getattr(contents, f"{split}_y"))
+                _write_pixels(draft / f"{split}_x.npy", getattr(contents, split), extent, advance)
+        arrays = {file.stem: file_digests(file) for file in sorted(draft.glob("*.npy"))}
         about = {"key": key, "class_names": contents.class_names, "arrays": arrays}
-        (draft / "entry.json").write_text(json.dumps(about), encoding="utf-8")
+        (draft / "entry.json").write_text(sealed(about), encoding="utf-8")
         draft.chmod(0o755)
         _replace(draft, entry)
     finally:
@@ -164,21 +168,17 @@ def _sweep(entry: Path) -> None:
             shutil.rmtree(draft, ignore_errors=True)
 
 
-def _write_pixels(path: Path, pixels: Pixels, extent: Extent | None, advance: Advance) -> int:
-    """Appends block after block, so that a large set never needs to fit in memory; returns the checksum.
+def _write_pixels(path: Path, pixels: Pixels, extent: Extent | None, advance: Advance) -> None:
+    """Appends block after block, so that a large set never needs to fit in memory.
 
     Plain writes, not a memory map: a full disk is then an error that can be caught, not a bus fault.
     """
     shape = (len(pixels), pixels.channels, *(extent or pixels.native))
-    checksum = 0
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
         for block in pixels.blocks(extent or pixels.native):
-            data = np.ascontiguousarray(block).data
-            checksum = zlib.crc32(data, checksum)
-            file.write(data)
+            file.write(np.ascontiguousarray(block).data)
             advance(len(block))
-    return checksum
 
 
 def _replace(draft: Path, entry: Path) -> None:

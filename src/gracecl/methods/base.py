@@ -181,12 +181,6 @@ class Method:
         return {}
 
 
-def parts_of(method: Method) -> list[Method]:
-    """A method and those inside it."""
-    inside = (getattr(method, field.name) for field in dataclasses.fields(method))
-    return [method, *(part for inner in inside if isinstance(inner, Method) for part in parts_of(inner))]
-
-
 @dataclass(eq=False, repr=False)
 class Wrapper(Method):
     """A method that holds a method and passes every hook on; a subclass overrides the hooks it changes."""

@@ -7,23 +7,37 @@ from pathlib import Path
 from typing import Any
 
 from gracecl.errors import UserError
-from gracecl.files import write_json, write_text
+from gracecl.files import Written, write_json, write_sealed, write_text
 from gracecl.report import figures
-from gracecl.report.runs import Run, find_runs, read_run, summary
+from gracecl.report.runs import RECORD, SUMMARY, Run, find_folders, find_runs, read_run, read_runs, read_summary, summary
 from gracecl.report.tables import comparison_markdown
 
-__all__ = ["Run", "find_runs", "read_run", "summary", "write_comparison", "write_run_report"]
+__all__ = [
+    "Run",
+    "find_folders",
+    "find_runs",
+    "read_run",
+    "read_runs",
+    "read_summary",
+    "summary",
+    "write_comparison",
+    "write_run_report",
+]
 
 
-def write_run_report(path: str | Path) -> dict[str, Any]:
-    """Write summary.json, accuracy.json and the pictures of one run into its folder; the summary is returned."""
-    run = read_run(path)
-    result = summary(run)
+def write_run_report(path: str | Path, record: Written | None = None) -> dict[str, Any]:
+    """Write summary.json, accuracy.json and the pictures of one run into its folder; the summary is returned.
+
+    `record` is what the run recorded, to be compared with what is there; the summary holds it for whoever reads the run later.
+    """
+    record = record or Written.to(Path(path) / RECORD)
+    run = read_run(path, record)
+    result = summary(run) | {"record": record._asdict()}
     write_json(run.path / "accuracy.json", {rule: run.matrix(rule).tolist() for rule in run.rules()})
     figures.accuracy_matrix(run, run.path / "matrix.png")
     figures.layer_curves(run, run.path / "layers.png")
     figures.loss_curves(run, run.path / "losses.png")
-    write_json(run.path / "summary.json", result)  # last: it marks the run as finished
+    write_sealed(run.path / SUMMARY, result)  # last: it marks the run as finished
     return result
 
 

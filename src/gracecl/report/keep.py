@@ -7,9 +7,10 @@ import shutil
 from pathlib import Path
 
 from gracecl.errors import UserError
-from gracecl.files import write_text
+from gracecl.files import Written, write_sealed, write_text
+from gracecl.report.runs import RECORD, SUMMARY, read_run, read_summary
 
-WHOLE = ("config.json", "summary.json", "accuracy.json", "timing.json")
+WHOLE = ("config.json", "accuracy.json", "timing.json")
 
 
 def keep_runs(source: Path, to: Path, every: int) -> list[Path]:
@@ -22,14 +23,18 @@ def keep_runs(source: Path, to: Path, every: int) -> list[Path]:
     if every < 1:
         raise UserError(f"--every must be at least 1, not {every}")
     kept = []
-    for summary in sorted(source.rglob("summary.json")):
-        folder = summary.parent
+    for file in sorted(source.rglob(SUMMARY)):
+        folder = file.parent
+        if (result := read_summary(folder)) is None:
+            continue  # not finished
+        read_run(folder)  # refuses a record that is not what the run wrote
         place = to / folder.relative_to(source)
         place.mkdir(parents=True, exist_ok=True)
         for name in WHOLE:
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, place / name)
-        write_text(place / "metrics.jsonl", thinned(folder / "metrics.jsonl", every))
+        write_text(place / RECORD, thinned(folder / RECORD, every))
+        write_sealed(place / SUMMARY, result | {"record": Written.to(place / RECORD)._asdict()})
         kept.append(place)
     if not kept:
         raise UserError(f"{source} holds no finished run; finish some with 'gracecl resume {source}'")

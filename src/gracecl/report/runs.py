@@ -17,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gracecl.errors import UserError
+from gracecl.files import Written, read_sealed
 from gracecl.functional.metrics import ANYTIME_METRICS, MATRIX_METRICS, Array
 
 Record = dict[str, Any]
 
+RECORD, SUMMARY = "metrics.jsonl", "summary.json"
 REQUIRED_SETTINGS = ("method", "stream", "seed", "rule")
 REQUIRED_FIELDS = {
     "step": ("step", "task", "rows"),
@@ -140,20 +142,25 @@ def summary(run: Run) -> dict[str, Any]:
         "steps": run.timing.get("steps", last_step + 1),
         "metrics": {rule: measure(run, rule) for rule in rules if not is_tap(rule)},
         "per_tap": {rule: measure(run, rule) for rule in rules if is_tap(rule)},
-        "timing": run.timing,
     }
 
 
-def read_run(path: str | Path) -> Run:
-    """Read one run folder."""
+def read_run(path: str | Path, record: Written | None = None) -> Run:
+    """Read one run folder. Its record must be the one that is given, or else the one that the run was finished with."""
     folder = Path(path)
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder} is not a run: it has no config.json")
-    config = _read_object(folder / "config.json")
+    config = read_sealed(folder / "config.json")
     missing = [name for name in REQUIRED_SETTINGS if name not in config]
     if missing:
         raise UserError(f"{folder / 'config.json'} is not a run's: it lacks {', '.join(missing)}")
-    records = _read_records(folder / "metrics.jsonl")
+    record = record or _finished_with(folder)
+    if record and record != Written.to(folder / RECORD):
+        raise UserError(
+            f"{folder / RECORD} is not the record that the run wrote; "
+            "put it back from a copy, or delete the run's folder and run it again"
+        )
+    records = _read_records(folder / RECORD)
     timing = folder / "timing.json"
     return Run(
         path=folder,
@@ -161,17 +168,49 @@ def read_run(path: str | Path) -> Run:
         steps=_by_step(record for record in records if record["kind"] == "step"),
         evals=_by_step(record for record in records if record["kind"] == "eval"),
         tasks=_by_step(record for record in records if record["kind"] == "task"),
-        timing=_read_object(timing) if timing.is_file() else {},
+        timing=read_sealed(timing) if timing.is_file() else {},
     )
+
+
+def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
+    """Those runs that can be read, and a sentence about each of the others: a damaged one does not hide the rest."""
+    runs, damaged = [], []
+    for folder in folders:
+        try:
+            runs.append(read_run(folder))
+        except UserError as error:
+            damaged.append(str(error))
+    return runs, damaged
+
+
+def find_folders(root: str | Path) -> list[Path]:
+    """The folders of runs in `root` and below that have something to report, by configuration and seed."""
+    folder = Path(root)
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}")
+    begun = [file.parent for file in folder.rglob("config.json")]
+    found = [place for place in begun if (place / RECORD).is_file() or (place / SUMMARY).is_file()]
+    return sorted(found, key=lambda place: (place.parent, len(place.name), place.name))
 
 
 def find_runs(root: str | Path) -> list[Run]:
     """Every run in `root` and below, by folder and seed."""
-    folder = Path(root)
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}")
-    runs = [read_run(file.parent) for file in folder.rglob("metrics.jsonl") if (file.parent / "config.json").is_file()]
-    return sorted(runs, key=lambda run: (run.path.parent, run.config["seed"]))
+    return list(map(read_run, find_folders(root)))
+
+
+def read_summary(folder: Path) -> Record | None:
+    """What a finished run's summary.json holds; None where the run is not finished, or was cut off while it wrote the file."""
+    try:
+        found = read_sealed(folder / SUMMARY)
+    except (OSError, UserError):
+        return None
+    return found if "metrics" in found else None
+
+
+def _finished_with(folder: Path) -> Written | None:
+    """The record of a finished run; None where none is known."""
+    found = (read_summary(folder) or {}).get("record")
+    return Written(**found) if found else None
 
 
 def _by_step(records: Iterable[Record]) -> list[Record]:
@@ -198,23 +237,13 @@ def _read_records(path: Path) -> list[Record]:
         except ValueError:
             if number == len(lines):  # no newline after it: the writer was killed here
                 break
-            raise UserError(f"line {number} of {path} is damaged; resume the run or delete its folder") from None
+            raise UserError(f"line {number} of {path} is damaged; put it back from a copy, or delete the run's folder") from None
         kind = record.get("kind") if isinstance(record, dict) else None
         if kind in REQUIRED_FIELDS:
             if any(name not in record for name in REQUIRED_FIELDS[kind]):
                 raise UserError(f"line {number} of {path} is no {kind} record: it needs {REQUIRED_FIELDS[kind]}")
             records.append(record)
     return records
-
-
-def _read_object(path: Path) -> Record:
-    try:
-        value = json.loads(path.read_bytes())
-    except ValueError:
-        raise UserError(f"{path} is damaged: it is not JSON") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} is damaged: it holds no settings")
-    return value
 
 
 def _numbers(values: list[float | None]) -> Array:

@@ -1,11 +1,13 @@
 """State on disk in one safetensors file: tensors as tensors, everything else as JSON in its header. Nothing is ever unpickled.
 
-A file is written beside its place, synced and renamed, so at every moment the last complete checkpoint is there.
+A file is written beside its place, synced and renamed, so at every moment the last complete checkpoint is there. It holds the
+digest of its content, which is compared when it is read.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,31 +19,72 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gracecl.errors import UserError
-from gracecl.files import replacing
+from gracecl.files import Digest, chunk_digests, replacing
 
-FORMAT = "gracecl-1"
+log = logging.getLogger(__name__)
+
+FORMAT, WITHOUT_DIGEST = "gracecl-2", "gracecl-1"
+DIGEST = "digest"
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
     """Writes a nested state of tensors, arrays, numbers, texts, lists, tuples and dicts."""
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_take_tensors(state, tensors))
-    write_atomically(path, lambda beside: save_file(tensors, beside, metadata={"format": FORMAT, "state": tree}))
+    # One entry, because safetensors writes several in any order, and equal states are to give equal files.
+    write_atomically(path, lambda beside: save_file(tensors, beside, metadata={FORMAT: f"{_digest(tensors, tree)}:{tree}"}))
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path, remedy: str = "delete it to start this run anew") -> dict[str, Any]:
     """The state that `save` wrote, with every tensor on the host."""
     try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            if header.get("format") != FORMAT:
-                raise UserError(f"{path} is not a gracecl checkpoint")
-            state: dict[str, Any] = _put_tensors(json.loads(header["state"]), file.get_tensor)
-            return state
+        header, tensors = _read(path)
+        if FORMAT in header:
+            digest, _, tree = header[FORMAT].partition(":")
+            _compare(digest, tensors, tree)
+        elif header.get("format") == WITHOUT_DIGEST:
+            log.warning("%s was written by an earlier version without a digest, and is taken as it is", path)
+            tree = header["state"]
+        else:
+            raise UserError(f"{path} is not a gracecl checkpoint")
+        state: dict[str, Any] = _put_tensors(json.loads(tree), tensors.__getitem__)
+        return state
     except FileNotFoundError:
         raise UserError(f"there is no checkpoint at {path}") from None
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"cannot read the checkpoint {path} ({error}); delete it to start this run anew") from None
+        raise UserError(f"cannot read the checkpoint {path} ({error}); {remedy}") from None
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Writes tensors by name, on the host and contiguous, for any program that reads safetensors files."""
+    write_atomically(path, lambda beside: save_file(tensors, beside, metadata={DIGEST: _digest(tensors)}))
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """What `save_tensors` wrote; a file without a digest is taken as it is."""
+    header, tensors = _read(path)
+    if DIGEST in header:
+        _compare(header[DIGEST], tensors)
+    return tensors
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    with safe_open(path, framework="pt") as file:
+        return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+
+
+def _compare(digest: str, tensors: dict[str, Tensor], tree: str = "") -> None:
+    if _digest(tensors, tree) != digest:
+        raise ValueError("its content does not match its digest")
+
+
+def _digest(tensors: dict[str, Tensor], tree: str = "") -> str:
+    """Of the names, types, shapes and bytes of tensors, and of what else there is."""
+    digest = Digest().add(tree.encode())
+    for name, tensor in sorted(tensors.items()):
+        flat = tensor.reshape(-1).view(torch.uint8).numpy()
+        digest.add(f"\0{name} {tensor.dtype} {list(tensor.shape)} {chunk_digests(flat.data)}".encode())
+    return str(digest)
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:

@@ -1,7 +1,8 @@
 """The record of a run: one line of JSON per event, appended and never rewritten while the run goes on.
 
-Tables stay on the device until a flush, so that recording does not make a step wait. A resumed run drops the lines after its
-checkpoint and writes them again, the same; times are kept elsewhere, so two runs of one configuration give the same bytes.
+Tables stay on the device until a flush, so that recording does not make a step wait. A checkpoint notes how far the record was
+written by then, and its digest: a resumed run compares them, drops what follows and writes it again, the same. Times are kept
+elsewhere, so two runs of one configuration give the same bytes.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -19,6 +21,7 @@ import torch
 from gracecl.core import LossTable, is_loss
 from gracecl.engine.engine import StepResult
 from gracecl.errors import UserError
+from gracecl.files import Digest, Written, make_folder, sync_folder
 
 FLUSH_EVERY = 50
 
@@ -42,16 +45,24 @@ def check_losses(rows: dict[str, list[float]], step: int) -> None:
 class Recorder:
     """Appends to one file; `latest` is the last step's rows, for the progress line."""
 
-    def __init__(self, path: Path, keep_until: int = 0, evaluating: bool = False) -> None:
-        """Keeps the lines of steps before `keep_until`, as a resumed run writes the later ones again.
+    def __init__(self, path: Path, kept: Written | None = None) -> None:
+        """Keeps of an earlier record what was `kept` by a checkpoint, as a resumed run writes the rest again.
 
-        `evaluating` says that the evaluation after the last of these steps is still to be made.
+        The rest is dropped when something is written, so that a run which is refused leaves the record as it was.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            self._truncate(path, keep_until, evaluating)
+        make_folder(path.parent)
+        if kept is not None and (why := kept.missing(path)):
+            raise UserError(
+                f"{path} is not the record that the checkpoint beside it was written with ({why}); "
+                "put it back from a copy, or delete the checkpoint to start this run anew"
+            )
         self.path = path
         self._file = open(path, "ab")  # noqa: SIM115 (closed by close())
+        self._bytes, self._digest = 0, Digest()
+        if kept is not None:
+            with open(path, "rb") as file:
+                self._note(file.read(kept.bytes))
+        self._rest_dropped = False
         self._pending: list[tuple[dict[str, Any], StepResult]] = []
         self.latest: dict[str, list[float]] = {}
 
@@ -80,6 +91,16 @@ class Recorder:
         finally:
             self._write(lines)
 
+    def sync(self) -> Written:
+        """Writes what is pending so that it outlasts a power cut; returns how far the record goes now."""
+        self.flush()
+        try:
+            self._drop_rest()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._unwritable(error) from None
+        return Written(self._bytes, str(self._digest))
+
     def close(self) -> None:
         try:
             self.flush()
@@ -88,30 +109,25 @@ class Recorder:
                 self._file.close()
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
+        data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
         try:
-            self._file.write("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode())
+            self._drop_rest()
+            self._file.write(data)
             self._file.flush()
         except OSError as error:
-            raise UserError(
-                f"cannot write {self.path} ({error}); free some space and resume, the last checkpoint is intact"
-            ) from None
+            raise self._unwritable(error) from None
+        self._note(data)
 
-    @staticmethod
-    def _truncate(path: Path, keep_until: int, evaluating: bool) -> None:
-        """Cuts the file before the first line that is damaged or belongs to a later step."""
-        keep = 0
-        with open(path, "rb") as file:
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                try:
-                    written = json.loads(line)
-                    step, kind = written["step"], written["kind"]
-                except (ValueError, KeyError):
-                    break
-                to_be_made = evaluating and step == keep_until - 1 and kind in ("fit", "eval")
-                if step >= keep_until or to_be_made:
-                    break
-                keep += len(line)
-        with open(path, "rb+") as file:
-            file.truncate(keep)
+    def _drop_rest(self) -> None:
+        """Once, of what an earlier process wrote."""
+        if not self._rest_dropped:
+            self._file.truncate(self._bytes)
+            sync_folder(self.path.parent)
+            self._rest_dropped = True
+
+    def _note(self, data: bytes) -> None:
+        self._bytes += len(data)
+        self._digest.add(data)
+
+    def _unwritable(self, error: OSError) -> UserError:
+        return UserError(f"cannot write {self.path} ({error}); free some space and resume, the last checkpoint is intact")

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from gracecl import __version__, registry, report, streams
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
+from gracecl.files import Written, make_folder, read_sealed, sealed, write_text
 from gracecl.functional.augment import normalisation
 from gracecl.registry import spec
 from gracecl.registry.options import OF_THE_DATA, RunOptions
@@ -37,10 +37,13 @@ from gracecl.runs.watch import Watch
 from gracecl.streams import Stream
 
 SECONDS_BETWEEN_CHECKPOINTS = 120.0
-WITHOUT_EFFECT = ("seed", "checkpoint_every", "snapshots")
-"""fields that do not make another configuration: the seed has a folder of its own, the others change no result"""
+WITHOUT_RESULT = ("checkpoint_every", "snapshots")
+"""fields that change no result"""
+WITHOUT_EFFECT = ("seed", *WITHOUT_RESULT)
+"""fields that do not make another configuration: the seed has a folder of its own"""
 ALWAYS_WRITTEN = ("method", "net", "memory", "seed", "stream")
 """fields that every config.json has; an older one may lack others, which then have their defaults"""
+AGAIN = "the run's own 'gracecl run' command, given again, writes it anew"
 CAME_LATER = {"normalise": OF_THE_DATA, "plugin_code": None}
 """fields that older runs lack: at this value they leave the name of a run's folder as it was, so that the run is found again"""
 
@@ -89,20 +92,28 @@ class Work:
         """The run that a folder holds, with the data and the plugins it noted there unless others are given."""
         file = folder / "config.json"
         try:
-            written = json.loads(file.read_text(encoding="utf-8"))
+            written = read_sealed(file)
             given = {field.name for field in fields(RunConfig)} & written.keys() | set(ALWAYS_WRITTEN)
             config = RunConfig(**{name: written[name] for name in given})
         except FileNotFoundError:
             raise UserError(f"{folder} holds no run (no config.json); give the folder that 'gracecl run' printed") from None
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(f"{file} is damaged; start the run anew with 'gracecl run'") from None
+        except UserError as error:
+            raise UserError(f"{error}; {AGAIN}") from None
+        except (KeyError, TypeError):
+            raise UserError(f"{file} is damaged: a setting is missing; {AGAIN}") from None
+        place = config.folder(Path()).parts[-2:]
+        if re.fullmatch("[0-9a-f]{8}", folder.resolve().parent.name) and folder.resolve().parts[-2:] != place:
+            raise UserError(
+                f"{file} is not the configuration of its folder, which would be called {'/'.join(place)}: a setting was changed by "
+                f"hand; put the old value back; {AGAIN}"
+            )
         noted = {name: folder / name for name in ("data_root", "plugins")}
         texts = {name: file.read_text(encoding="utf-8") if file.exists() else "" for name, file in noted.items()}
         return cls(config, folder, data_root or texts["data_root"] or None, plugins or tuple(texts["plugins"].splitlines()))
 
     @property
     def finished(self) -> bool:
-        return (self.folder / "summary.json").exists()
+        return report.read_summary(self.folder) is not None
 
     @property
     def threads(self) -> int | None:
@@ -118,14 +129,14 @@ class Work:
     def _begun_with(self, name: str) -> Any:
         """What config.json says that a run became; None before it was begun."""
         try:
-            return json.loads((self.folder / "config.json").read_bytes())[name]
-        except (OSError, ValueError, KeyError, TypeError):
+            return read_sealed(self.folder / "config.json").get(name)
+        except (OSError, UserError):
             return None
 
     def carry_out(self, watch: Watch | None = None, threads: int | None = None) -> Path:
         """To its end from the last checkpoint, or from the beginning if there is none; `threads` are for a run that begins."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
         except OSError as error:
             raise UserError(f"cannot make the run's folder ({error}); choose another --out") from None
         with _locked(self.folder):
@@ -158,12 +169,10 @@ def resume(folder: Path, data_root: str | Path | None = None, watch: Watch | Non
     return Work.begun(folder, data_root).carry_out(watch)
 
 
-def build(
-    config: RunConfig, record: Path, data_root: str | Path | None = None, keep_until: int = 0, evaluating: bool = False
-) -> Trainer:
+def build(config: RunConfig, record: Path, data_root: str | Path | None = None, kept: Written | None = None) -> Trainer:
     """Everything a configuration names, put together and at its first step; of an earlier record it keeps what `Recorder` says."""
     engine, stream = learner_and_stream(config, data_root)
-    return Trainer(engine, stream, Recorder(record, keep_until, evaluating), config.eval_every)
+    return Trainer(engine, stream, Recorder(record, kept), config.eval_every)
 
 
 def learner_and_stream(config: RunConfig, data_root: str | Path | None = None) -> tuple[Engine, Stream]:
@@ -183,18 +192,26 @@ def _train(work: Work, watch: Watch, threads: int | None) -> None:
     state = checkpoint.load(saved) if saved.exists() else None
     if state is not None and "trainer" not in state:
         raise UserError(f"{saved} is not the checkpoint of a run; delete it to start this run anew")
-    at = state["trainer"]["engine"]["progress"]["step"] if state else 0
-    evaluating = state is not None and "fit" in state["trainer"]["engine"]
-    trainer = build(work.in_its_layout(), folder / "metrics.jsonl", work.data_root, keep_until=at, evaluating=evaluating)
+    if state is not None and "record" not in state:
+        raise UserError(
+            f"{saved} was written by an earlier version of gracecl, which did not note how far its record went; "
+            "finish the run with the version that config.json names, or delete the checkpoint to start it anew"
+        )
+    kept = Written(**state["record"]) if state else None
+    if state is not None:
+        _compare(config, state["config"], saved)
+    begun = replace(config, layout=state["layout"]) if state else work.in_its_layout()
+    trainer = build(begun, folder / "metrics.jsonl", work.data_root, kept)
     begun_with = state.get("threads") if state else work.threads
     with closing(trainer.recorder), with_threads(begun_with or threads or torch.get_num_threads()):
         if state is not None:
             _restore(trainer, state, saved)
         _write_config(work, trainer)
         _finish(trainer, config, saved, watch)
+        record = trainer.recorder.sync()
     timing = vars(trainer.timing) | {"steps": len(trainer.stream)}
-    checkpoint.write_atomically(folder / "timing.json", lambda beside: beside.write_text(json.dumps(timing, indent=1)))
-    report.write_run_report(folder)
+    checkpoint.write_atomically(folder / "timing.json", lambda beside: beside.write_text(sealed(timing)))
+    report.write_run_report(folder, record)
 
 
 def _restore(trainer: Trainer, state: dict[str, Any], saved: Path) -> None:
@@ -209,13 +226,29 @@ def _restore(trainer: Trainer, state: dict[str, Any], saved: Path) -> None:
         ) from None
 
 
+def _compare(config: RunConfig, saved_with: dict[str, Any], saved: Path) -> None:
+    """A checkpoint continues the configuration that it was made with, and no other."""
+    now = asdict(config)
+    for name, before in saved_with.items():
+        if now.get(name) != before:
+            raise UserError(
+                f"{saved} was written with {name} {before!r}, and the configuration beside it has {now.get(name)!r}; "
+                "put the old value back, or delete the checkpoint to start this run anew"
+            )
+
+
 def _finish(trainer: Trainer, config: RunConfig, saved: Path, watch: Watch) -> None:
     """Steps to the end of the stream, saving now and then, and when somebody asks to stop."""
+    constant = {
+        "config": {name: value for name, value in asdict(config).items() if name not in WITHOUT_RESULT},
+        "stream_hash": trainer.stream.hash,
+        "threads": torch.get_num_threads(),
+        "layout": layout_of(trainer.engine.net),
+    }
 
     def save() -> None:
-        trainer.recorder.flush()
-        state = {"trainer": trainer.state_dict(), "stream_hash": trainer.stream.hash, "threads": torch.get_num_threads()}
-        checkpoint.save(saved, state)
+        record = trainer.recorder.sync()._asdict()
+        checkpoint.save(saved, {"trainer": trainer.state_dict(), "record": record, **constant})
 
     def keep(ended: int) -> None:
         if config.snapshots:
@@ -252,7 +285,7 @@ def write_snapshot(file: Path, net: nn.Module) -> None:
     """Parameters and buffers by name, in one layout whatever the net's, so that the same net gives the same bytes."""
     file.parent.mkdir(exist_ok=True)
     tensors = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in net.state_dict().items()}
-    checkpoint.write_atomically(file, lambda beside: save_file(tensors, beside, metadata={"format": "pt"}))
+    checkpoint.save_tensors(file, tensors)
 
 
 def resume_command(folder: Path) -> str:
@@ -278,10 +311,10 @@ def _write_config(work: Work, trainer: Trainer) -> None:
         "layout_used": layout_of(engine.net),
     }
     if work.data_root is not None:
-        (work.folder / "data_root").write_text(str(Path(work.data_root).resolve()), encoding="utf-8")
+        write_text(work.folder / "data_root", str(Path(work.data_root).resolve()))
     if work.plugins:
-        (work.folder / "plugins").write_text("\n".join(work.plugins), encoding="utf-8")
-    text = json.dumps(described, indent=1)
+        write_text(work.folder / "plugins", "\n".join(work.plugins))
+    text = sealed(described)
     checkpoint.write_atomically(work.folder / "config.json", lambda beside: beside.write_text(text, encoding="utf-8"))
 
 

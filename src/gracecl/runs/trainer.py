@@ -15,7 +15,7 @@ from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import Evaluation, evaluate
 from gracecl.engine.fit import Fit
 from gracecl.errors import Caution, UserError
-from gracecl.methods.base import Method, parts_of
+from gracecl.methods.base import Method, parts
 from gracecl.runs.record import Recorder
 from gracecl.streams import Stream
 
@@ -44,7 +44,7 @@ def check_marks(method: Method, stream: Stream) -> None:
         return
     if method.boundaries == "required":
         raise UserError(f"{method!r} needs a stream with task marks, and this one has none")
-    for part in parts_of(method):
+    for part in parts(method):
         if part.clock is not None and (every := getattr(part, part.clock)) > len(stream):
             warnings.warn(
                 f"this stream has no task marks, so {part.name} acts every {every} steps, which its {len(stream)} steps never "

@@ -19,7 +19,6 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
@@ -34,6 +33,7 @@ from gracecl.methods.grace import Grace
 from gracecl.nets import TappedNet
 from gracecl.registry import spec
 from gracecl.registry.spec import Above, AtLeast, Below
+from gracecl.runs import checkpoint
 from gracecl.runs.run import RunConfig, Work, learner_and_stream, snapshot_file
 from gracecl.streams import Stream
 from gracecl.theory.bounds import (
@@ -298,8 +298,8 @@ def _snapshot(folder: Path, number: int, device: torch.device) -> dict[str, Tens
     if not file.parent.is_dir():
         raise UserError(f"the run in {folder} kept no snapshots; run it again with --snapshots and another --out")
     try:
-        found = load_file(file)
-    except (OSError, SafetensorError):
+        found = checkpoint.load_tensors(file)
+    except (OSError, SafetensorError, ValueError):
         raise UserError(f"{file} is missing or damaged; run it again with --snapshots and another --out") from None
     return {name: value.to(device) for name, value in found.items() if value.is_floating_point()}
 
