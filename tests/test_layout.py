@@ -66,7 +66,7 @@ def test_a_run_keeps_the_layout_it_began_with(tmp_path: Path, monkeypatch: pytes
 
 
 def test_nets_without_convolutions_take_any() -> None:
-    Scene("er", "mlp", memory=10, layout="channels_last", device="cpu").step()
+    assert Scene("er", "mlp", memory=10, layout="channels_last", device="cpu").step().images > 0
 
 
 def test_graphs_need_a_gpu() -> None:

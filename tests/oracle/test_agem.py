@@ -135,8 +135,11 @@ def test_backward_of_the_stream_does_not_visit_the_reference() -> None:
     """Two forwards are two graphs: each gradient costs its own images alone."""
     engine, stream = prepared("agem()")
     batch, out = next_batch(engine, stream)
-    engine.method.losses(out, batch)[REFERENCE].sum().backward()
-    engine.method.losses(out, batch)["ce/new"].sum().backward()  # would fail if the first had gone through its graph
+    table = engine.method.losses(out, batch)
+    table[REFERENCE].sum().backward()  # frees its graph, so that the next would fail if it went through that one too
+    of_reference = engine.net.classifier.weight.grad.clone()
+    table["ce/new"].sum().backward()
+    assert not torch.equal(engine.net.classifier.weight.grad, of_reference)
 
 
 def test_plus_plus_adds_the_reference() -> None:

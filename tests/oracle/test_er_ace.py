@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from common import longer, noise, run
 from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl import rng
 from gracecl.core import Batch, Block, Planning, Progress, StreamBatch, Taps
-from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.methods.er_ace import ERACE
 from gracecl.nets.heads import CosineHead
@@ -24,10 +24,6 @@ from gracecl.testing import feed, next_batch, toy_data, toy_engine
 LAYERS, CLASSES = 3, 7
 NEW, REPLAY = [4, 2, 4, 4, 2], [0, 2, 5, 1, 0, 4, 5, 0]
 SEEN = (0, 1, 2, 4, 5)
-
-
-def noise(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
-    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def step(new: list[int] = NEW, replay: list[int] = REPLAY) -> tuple[Tensor, Batch]:
@@ -128,16 +124,6 @@ def test_where_a_batch_has_all_classes_it_is_experience_replay() -> None:
         assert all(outcome is not None for outcome in feed(engine, stream))
     for name, value in ace.net.state_dict().items():
         assert torch.equal(value, er.net.state_dict()[name]), name
-
-
-def longer() -> Stream:
-    return split(toy_data(6, 60), 0, tasks=3, batch=10)
-
-
-def run(method: str, memory: int = 100, until: int = 9, **options: str) -> Engine:
-    engine = toy_engine(method, memory=memory, **options)
-    feed(engine, longer(), until=until)
-    return engine
 
 
 def test_memory_and_draws_are_those_of_experience_replay() -> None:

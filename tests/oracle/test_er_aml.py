@@ -8,25 +8,19 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from common import longer, noise, run
 from torch import Tensor
 
 from gracecl import rng
 from gracecl.core import MEMORY_SOURCE, Batch, Block, Planning, Progress, StreamBatch, Taps
-from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.functional.losses import cross_entropy, entropy
 from gracecl.memory import Memory
 from gracecl.methods.er_aml import ERAML, draw_pairs
 from gracecl.nets.heads import CosineHead
-from gracecl.streams import Stream
-from gracecl.streams.split import split
 from gracecl.testing import feed, next_batch, toy_data, toy_engine
 
 LAYERS, WIDTH = 3, 5
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 # Who is paired with whom.
@@ -88,16 +82,6 @@ def test_pairs_do_not_depend_on_the_numbers_of_classes() -> None:
     one = draw_pairs(np.array(batch), filled(held), rng.generator("pairs"))
     two = draw_pairs(number[batch], filled(number[held].tolist()), rng.generator("pairs"))
     assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
-
-
-def longer() -> Stream:
-    return split(toy_data(6, 60), 0, tasks=3, batch=10)
-
-
-def run(method: str, memory: int = 100, until: int = 9) -> Engine:
-    engine = toy_engine(method, memory=memory)
-    feed(engine, longer(), until=until)
-    return engine
 
 
 @pytest.mark.parametrize("metric", ["supcon", "triplet"])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from common import steps_of
 from torch import Tensor
 
 from gracecl import nets, rng
@@ -17,7 +18,7 @@ from gracecl.controllers import Signals, relative
 from gracecl.controllers.feedback import Feedback
 from gracecl.core import Batch, Block, LossTable, Planning, Progress, StreamBatch, Taps, total
 from gracecl.data import Data, from_arrays
-from gracecl.engine.engine import Engine, StepResult
+from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.functional.augment import Pixels
 from gracecl.functional.losses import cross_entropy, entropy
@@ -70,13 +71,6 @@ def numbered(classes: int, per_class: int) -> Data:
 
 def number(pixels: Tensor) -> list[int]:
     return (pixels[:, 0, 0, 0].double() + 256 * pixels[:, 1, 0, 0].double()).round().long().tolist()
-
-
-def run(engine: Engine, data: Data, tasks: int = 2, batch: int = 4) -> Iterator[tuple[int, StepResult | None]]:
-    stream = split(data, 0, tasks=tasks, batch=batch)
-    for step in range(len(stream)):
-        part = stream.batch(step)
-        yield part.task, engine.learn(StreamBatch(part.x, part.labels, task=part.task, sources=part.sources))
 
 
 def two_level(h: float, classes: int = 100) -> list[float]:
@@ -299,7 +293,7 @@ class Step:
 def step() -> Step:
     """A batch of the second task as the engine assembles it for MOSE, with random logits."""
     engine = make_engine("mose(n_recall=20)", memory=30, classes=6)
-    for task, _ in run(engine, numbered(6, 8), batch=6):
+    for task, _ in steps_of(engine, numbered(6, 8), batch=6):
         if task == 1 and engine.memories.replay.count(task=1) >= 6:
             break
     x = torch.randint(0, 256, (3, *SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -429,7 +423,7 @@ def test_stream_rows_of_er_are_the_stream_images() -> None:
     """One random view: there is no raw one, so the augmented stream images stand for themselves."""
     for augmentation in ("tau", "none"):
         engine = make_engine("grace(er(n_recall=5), entropy_on='stream')", augmentation=augmentation)
-        for _ in run(engine, numbered(4, 4)):
+        for _ in steps_of(engine, numbered(4, 4)):
             pass
         x = torch.randint(0, 256, (3, *SHAPE), dtype=torch.uint8)
         new = StreamBatch(x, np.array([0, 1, 2]), np.array([900, 901, 902]), progress=engine.progress)
@@ -473,7 +467,7 @@ def test_alpha_follows_the_accuracies_on_the_past(source: str) -> None:
     engine = make_engine(f"grace(er(n_recall=8), val_source='{source}')", memory=40)
     used = {0: [], 1: []}
     expected = None
-    for task, outcome in run(engine, numbered(4, 30), batch=12):
+    for task, outcome in steps_of(engine, numbered(4, 30), batch=12):
         used[task].append(outcome.table["log/alpha"].tolist())
         if task == 0 and len(used[0]) == 5:  # the last step of the task: 60 images in batches of 12
             store = engine.memories["replay" if source == "buffer" else "heldout"]
@@ -493,7 +487,7 @@ def test_past_without_the_newest_task(source: str) -> None:
     engine = make_engine(f"grace(er(n_recall=8), past_tasks='finished', val_source='{source}')", memory=60, classes=6)
     alphas: dict[int, list[list[float]]] = {0: [], 1: [], 2: []}
     expected = None
-    for task, outcome in run(engine, numbered(6, 30), tasks=3, batch=12):
+    for task, outcome in steps_of(engine, numbered(6, 30), tasks=3, batch=12):
         alphas[task].append(outcome.table["log/alpha"].tolist())
         if task == 1 and len(alphas[1]) == 5:
             store = engine.memories["replay" if source == "buffer" else "heldout"]
@@ -522,7 +516,7 @@ def test_past_without_the_newest_task_on_the_test_images(tmp_path: Path) -> None
 def test_past_accuracy_by_class_means() -> None:
     """The nearest mean of the memory's unit features among the classes met, layer by layer, counted image by image."""
     engine = make_engine("grace(er(n_recall=8), past_head='ncm')", memory=40, classes=6)
-    for task, _ in run(engine, numbered(4, 30), batch=12):
+    for task, _ in steps_of(engine, numbered(4, 30), batch=12):
         if task == 1:
             break
     memory, net = engine.memories.replay, engine.net
@@ -561,14 +555,14 @@ def test_layer_accuracies_are_the_loop() -> None:
 
 def test_without_adaptation_alpha_stays_one_but_accuracies_are_known() -> None:
     engine = make_engine("grace(er(n_recall=8), adaptive=False)")
-    tables = [outcome.table for _, outcome in run(engine, numbered(4, 8))]
+    tables = [outcome.table for _, outcome in steps_of(engine, numbered(4, 8))]
     assert all(table["log/alpha"].tolist() == [1.0] * 4 for table in tables)
     assert torch.isfinite(engine.method.feedback.accuracy).all()
 
 
 def test_without_memory_alpha_stays_one() -> None:
     engine = make_engine("grace(sgd())")
-    tables = [outcome.table for _, outcome in run(engine, numbered(4, 8))]
+    tables = [outcome.table for _, outcome in steps_of(engine, numbered(4, 8))]
     engine.end_task()
     assert tables[-1]["log/alpha"].tolist() == [1.0] * 4
 
@@ -588,7 +582,7 @@ def test_heldout_images_are_within_the_budget_and_never_replayed() -> None:
     replay, heldout = engine.memories.replay, engine.memories["heldout"]
     assert (replay.capacity, heldout.capacity) == (36, 4)
     aside, offered = set(), 0
-    for _ in run(engine, numbered(4, 60), batch=12):
+    for _ in steps_of(engine, numbered(4, 60), batch=12):
         offered += 12
         held, kept = (number(store.images[: len(store)]) for store in (heldout, replay))
         assert not set(held) & set(kept)
@@ -625,7 +619,7 @@ def test_test_oracle_uses_the_test_images_of_the_tasks_so_far(tmp_path: Path) ->
 def test_test_oracle_is_refused_without_test_images() -> None:
     engine = make_engine("grace(er(n_recall=8), val_source='test_oracle')")
     with pytest.raises(UserError, match="needs a stream with test images"):
-        for _ in run(engine, numbered(4, 4)):
+        for _ in steps_of(engine, numbered(4, 4)):
             pass
 
 
@@ -668,7 +662,7 @@ def test_gradient_ratio_is_recorded_every_hundred_steps() -> None:
 def trained(expression: str) -> dict[str, Tensor]:
     """The weights after two tasks."""
     engine = make_engine(expression)
-    for _ in run(engine, numbered(4, 4)):
+    for _ in steps_of(engine, numbered(4, 4)):
         pass
     return engine.net.state_dict()
 
@@ -698,29 +692,30 @@ def test_a_method_without_cross_entropy_is_told_so() -> None:
 
     for alpha_on in ("ce", "ce_new"):
         with pytest.raises(UserError, match="has no loss row for alpha_on"):
-            next(run(make_engine(Grace(Quiet(), alpha_on=alpha_on)), numbered(4, 4)))
+            next(steps_of(make_engine(Grace(Quiet(), alpha_on=alpha_on)), numbered(4, 4)))
     engine = make_engine(Grace(Quiet(), alpha_on="all"))
-    next(run(engine, numbered(4, 4)))
+    next(steps_of(engine, numbered(4, 4)))
 
 
 def test_options_that_do_not_fit_the_inner_method_are_told() -> None:
     with pytest.raises(UserError, match="has no loss row for alpha_on='ce_new'"):
-        next(run(make_engine("grace(er(), alpha_on='ce_new')"), numbered(4, 4)))
+        next(steps_of(make_engine("grace(er(), alpha_on='ce_new')"), numbered(4, 4)))
     with pytest.raises(UserError, match="has no loss row for alpha_on='ce_past'"):
-        next(run(make_engine("grace(er(), alpha_on='ce_past')"), numbered(4, 4)))
+        next(steps_of(make_engine("grace(er(), alpha_on='ce_past')"), numbered(4, 4)))
     with pytest.raises(UserError, match="no block of new images"):
-        next(run(make_engine("grace(er(), entropy_on='new')"), numbered(4, 4)))
+        next(steps_of(make_engine("grace(er(), entropy_on='new')"), numbered(4, 4)))
 
 
 @pytest.mark.parametrize("option", ["alpha_on='ce_new'", "entropy_on='new'"])
 def test_er_with_two_forwards_has_a_block_of_new_images_from_the_start(option: str) -> None:
-    for _ in run(make_engine(f"grace(er(reduction='sum_of_means'), {option})"), numbered(4, 4)):
-        pass
+    steps = list(steps_of(make_engine(f"grace(er(reduction='sum_of_means'), {option})"), numbered(4, 4)))
+    assert all({"ce/new", "entropy"} <= outcome.table.keys() for _, outcome in steps)
+    assert all(("ce/replay" in outcome.table) == (number > 0) for number, (_, outcome) in enumerate(steps))
 
 
 def test_alpha_and_accuracies_are_in_the_checkpoint() -> None:
     engine = make_engine("grace(er(n_recall=8))", memory=40)
-    for _ in run(engine, numbered(4, 10)):
+    for _ in steps_of(engine, numbered(4, 10)):
         pass
     restored = attached(Grace(ER()), 4, 4)
     restored.load_state_dict(engine.method.state_dict())

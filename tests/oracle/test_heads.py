@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from common import noise
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -26,10 +27,6 @@ from gracecl.nets.tapped import StackedLinear, TappedNet
 from gracecl.testing import assert_same, feed, toy_engine, toy_stream
 
 LAYERS, WIDTH, CLASSES = 3, 5, 7
-
-
-def noise(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
-    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def marked(*classes: int) -> Tensor:

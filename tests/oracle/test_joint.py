@@ -13,7 +13,7 @@ from torch import Tensor
 from gracecl import nets, rng
 from gracecl.core import MEMORY_SOURCE, NO_TASK, Batch, StreamBatch, Taps
 from gracecl.data import Data, from_arrays
-from gracecl.engine.engine import Engine, StepResult
+from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import evaluate
 from gracecl.functional.augment import Pixels
 from gracecl.functional.losses import cross_entropy
@@ -23,14 +23,14 @@ from gracecl.methods.er import ER
 from gracecl.methods.joint import Joint
 from gracecl.methods.sgd import SGD
 from gracecl.registry.spec import parse_method
-from gracecl.streams import Stream
 from gracecl.streams.split import split
+from gracecl.testing import feed
 
 SHAPE = (3, 4, 4)
 PIXELS = Pixels((0.5,) * 3, (0.25,) * 3)
 
 
-def noise(n: int, classes: int, seed: int = 0) -> Data:
+def noisy_data(n: int, classes: int, seed: int = 0) -> Data:
     choice = np.random.default_rng(seed)
     x = choice.integers(0, 256, (n, 4, 4, 3), dtype=np.uint8)
     y = np.arange(n) % classes
@@ -63,14 +63,6 @@ def make_engine(
     return Engine(method, tapped, Memories(memory, SHAPE), augmentation=augmentation, optimizer=optimizer, seed=seed)
 
 
-def run(engine: Engine, stream: Stream) -> list[StepResult]:
-    outcomes = []
-    for step in range(len(stream)):
-        part = stream.batch(step)
-        outcomes.append(engine.learn(part))
-    return outcomes
-
-
 def same_weights(a: Engine, b: Engine) -> bool:
     theirs = b.net.state_dict()
     return all(torch.equal(value, theirs[name]) for name, value in a.net.state_dict().items())
@@ -82,10 +74,10 @@ def same_weights(a: Engine, b: Engine) -> bool:
 @pytest.mark.parametrize("augmentation", ["tau", "full"])
 @pytest.mark.parametrize("reduction", ["concat", "sum_of_means"])
 def test_replay_without_memory_is_fine_tuning_to_the_bit(augmentation: str, reduction: str) -> None:
-    stream = split(noise(24, 4), 0, tasks=2, batch=5)
+    stream = split(noisy_data(24, 4), 0, tasks=2, batch=5)
     tuned, replayed = make_engine(SGD(), augmentation=augmentation), make_engine(ER(reduction=reduction), augmentation=augmentation)
-    run(tuned, stream)
-    run(replayed, stream)
+    feed(tuned, stream)
+    feed(replayed, stream)
     assert same_weights(tuned, replayed)
     assert not same_weights(tuned, make_engine(SGD()))
 
@@ -93,10 +85,10 @@ def test_replay_without_memory_is_fine_tuning_to_the_bit(augmentation: str, redu
 @pytest.mark.parametrize("tasks", [1, 2])
 def test_joint_without_a_second_batch_is_fine_tuning_in_random_order(tasks: int) -> None:
     """joint(n_recall=0) ends with the weights of sgd that is fed the same shuffled images by hand, whatever the tasks were."""
-    data = noise(22, 4)
+    data = noisy_data(22, 4)
     joint = make_engine(Joint(n_recall=0))
     stream = joint.method.stream(split(data, 3, tasks=tasks, batch=5))
-    run(joint, stream)
+    feed(joint, stream)
     order = stream.order.tolist()
     assert sorted(order) == list(range(22))
     by_hand = make_engine(SGD())
@@ -116,17 +108,17 @@ def test_joint_without_a_second_batch_is_fine_tuning_in_random_order(tasks: int)
 
 def test_joint_spends_what_replay_spends() -> None:
     """10 + 64 images in every step of joint, and of ER once its memory has 64; joint keeps nothing."""
-    stream = split(noise(120, 4), 0, tasks=2, batch=10)
+    stream = split(noisy_data(120, 4), 0, tasks=2, batch=10)
     replay, joint = make_engine(ER(), memory=100), make_engine(Joint(), memory=100)
-    assert [outcome.images for outcome in run(replay, stream)] == [10, 20, 30, 40, 50, 60, 70, 74, 74, 74, 74, 74]
-    assert [outcome.images for outcome in run(joint, joint.method.stream(stream))] == [74] * 12
+    assert [outcome.images for outcome in feed(replay, stream)] == [10, 20, 30, 40, 50, 60, 70, 74, 74, 74, 74, 74]
+    assert [outcome.images for outcome in feed(joint, joint.method.stream(stream))] == [74] * 12
     assert len(joint.memories.replay) == 0
 
 
 def test_offline_training_is_whole_epochs() -> None:
     engine = make_engine("joint(offline_epochs=3, offline_batch=8)")
-    stream = engine.method.stream(split(noise(20, 4), 0, tasks=2, batch=5))
-    assert [outcome.images for outcome in run(engine, stream)] == [8, 8, 4] * 3
+    stream = engine.method.stream(split(noisy_data(20, 4), 0, tasks=2, batch=5))
+    assert [outcome.images for outcome in feed(engine, stream)] == [8, 8, 4] * 3
     for epoch in stream.order.reshape(3, 20):
         assert sorted(epoch.tolist()) == list(range(20))
 
@@ -141,7 +133,7 @@ def test_fine_tuning_forgets_replay_less_and_joint_training_not() -> None:
     for method in ("sgd", "er(n_recall=20)", "joint(n_recall=20)"):
         net = "mlp(width=32, depth=1)"
         engine = make_engine(method, memory=40, augmentation="none", optimizer="sgd(lr=0.1)", net=net)
-        run(engine, engine.method.stream(split(data, 2, tasks=2, batch=10)))
+        feed(engine, engine.method.stream(split(data, 2, tasks=2, batch=10)))
         found.append(np.array(accuracies(engine, data)))
     tuned, replay, joint = found
     assert tuned[0] < 5
@@ -164,7 +156,7 @@ class SpyER(ER):
 def after_one_replay(reduction: str, b: int, recalled: int) -> Engine:
     """An engine that stored one batch and then learned from a second one, with its gradients still there."""
     engine = make_engine(SpyER(recalled, reduction), memory=50, augmentation="none", optimizer="sgd(lr=0.0)")
-    data = noise(40, 4)
+    data = noisy_data(40, 4)
     for rows in (slice(0, 20), slice(20, 20 + b)):
         engine.learn(StreamBatch(data.train_x[rows], data.train_y[rows]))
     return engine
@@ -205,7 +197,7 @@ def test_the_two_reductions_go_through_the_net_together_or_apart() -> None:
         sizes = forwards[reduction] = []
         engine = make_engine(SpyER(6, reduction), memory=50)
         engine.net.backbone.register_forward_hook(lambda module, inputs, out, sizes=sizes: sizes.append(len(inputs[0])))
-        data = noise(25, 4)
+        data = noisy_data(25, 4)
         for rows in (slice(0, 20), slice(20, 25)):
             engine.learn(StreamBatch(data.train_x[rows], data.train_y[rows]))
     assert forwards == {"concat": [20, 5 + 6], "sum_of_means": [20, 5, 6]}
@@ -221,18 +213,18 @@ def test_replay_of_more_than_is_stored_is_the_whole_memory(reduction: str) -> No
 def test_a_batch_does_not_replay_itself() -> None:
     """The draw comes before the batch is stored: at the first step only the stream's images are seen."""
     engine = make_engine(SpyER(), memory=50, augmentation="none")
-    data = noise(12, 4)
+    data = noisy_data(12, 4)
     assert engine.learn(StreamBatch(data.train_x, data.train_y)).images == 12
     assert len(engine.memories.replay) == 12
 
 
 def test_memory_content_depends_on_the_seed_alone() -> None:
     """Not on the method, the number of images replayed, the net or the optimizer: comparisons are paired."""
-    stream = split(noise(40, 4), 0, tasks=2, batch=10)
+    stream = split(noisy_data(40, 4), 0, tasks=2, batch=10)
 
     def content(expression: str, seed: int = 0, **options: str) -> Tensor:
         engine = make_engine(expression, memory=15, seed=seed, **options)
-        run(engine, stream)
+        feed(engine, stream)
         return engine.memories.replay.images
 
     first = content("er(n_recall=3)")
@@ -244,7 +236,7 @@ def test_memory_content_depends_on_the_seed_alone() -> None:
 
 def test_images_are_stored_as_they_came() -> None:
     """Bit for bit, un-augmented, and not tied to the caller's tensor."""
-    data = noise(20, 4)
+    data = noisy_data(20, 4)
     engine = make_engine(ER(), memory=20, augmentation="full")
     x = data.train_x.clone()
     for start in (0, 10):
@@ -254,9 +246,9 @@ def test_images_are_stored_as_they_came() -> None:
 
 
 def test_later_epochs_are_not_stored_again() -> None:
-    stream = split(noise(20, 4), 0, tasks=2, batch=5, epochs=2)
+    stream = split(noisy_data(20, 4), 0, tasks=2, batch=5, epochs=2)
     engine = make_engine(ER(), memory=50)
-    run(engine, stream)
+    feed(engine, stream)
     memory = engine.memories.replay
     assert memory.offered == len(memory) == 20
     assert len(torch.unique(memory.images[:20].flatten(1), dim=0)) == 20

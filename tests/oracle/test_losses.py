@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from common import noise
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,10 +16,6 @@ from gracecl.functional.losses import class_blocks, cross_entropy, distillation,
 
 LAYERS, IMAGES, CLASSES = 3, 8, 6
 MASK = torch.tensor([True, False, True, True, False, True])
-
-
-def noise(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
-    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def softmax(row: list[float], allowed: list[int]) -> dict[int, float]:

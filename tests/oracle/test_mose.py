@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
+from common import steps_of
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -20,7 +20,6 @@ from gracecl.functional.augment import AUGMENTATIONS, Pixels, apply, draws
 from gracecl.memory import Memories
 from gracecl.methods.base import Method
 from gracecl.methods.mose import MOSE
-from gracecl.streams.split import split
 
 SHAPE = (3, 2, 2)
 PIXELS = Pixels((0.0,) * 3, (1 / 255,) * 3)
@@ -55,20 +54,12 @@ def make_engine(
     return Engine(method, tapped, Memories(memory, shape))
 
 
-def run(engine: Engine, data: Data, tasks: int, batch: int = 10, steps: int = 10**6) -> Iterator[tuple[int, StepResult | None]]:
-    """Task and outcome of each step."""
-    stream = split(data, 0, tasks=tasks, batch=batch).cut(steps)
-    for step in range(len(stream)):
-        part = stream.batch(step)
-        yield part.task, engine.learn(StreamBatch(part.x, part.labels, task=part.task, sources=part.sources))
-
-
 @pytest.fixture(scope="module")
 def spied() -> tuple[Engine, list[tuple[int, StepResult | None]], Data]:
     """Two tasks of ten classes, 80 images of the first and 50 of the second, b = 10, B = 64, 130 slots."""
     data = numbered(20, 8)
     engine = make_engine(Spy(), 130, 20)
-    return engine, list(run(engine, data, 2, steps=13)), data
+    return engine, list(steps_of(engine, data, batch=10, steps=13)), data
 
 
 # grace.md 1.5: how many images.
@@ -89,7 +80,7 @@ def test_image_counts_of_later_tasks(spied: tuple) -> None:
 def test_the_first_batch_is_stored_without_an_update() -> None:
     engine = make_engine(MOSE(), 30, 2)
     before = {name: value.clone() for name, value in engine.net.state_dict().items()}
-    steps = run(engine, numbered(2, 15), 1)
+    steps = steps_of(engine, numbered(2, 15), 1, batch=10)
     assert next(steps) == (0, None)
     assert len(engine.memories.replay) == 10
     assert all(torch.equal(value, before[name]) for name, value in engine.net.state_dict().items())
@@ -99,7 +90,7 @@ def test_the_first_batch_is_stored_without_an_update() -> None:
 
 def test_without_memory_nothing_is_ever_learned() -> None:
     engine = make_engine(MOSE(), 0, 2)
-    assert all(outcome is None for _, outcome in run(engine, numbered(2, 15), 2))
+    assert all(outcome is None for _, outcome in steps_of(engine, numbered(2, 15), batch=10))
 
 
 # Which images.
@@ -363,7 +354,7 @@ def test_a_batch_of_one_trains() -> None:
     """One image a task: stored, then an update on 4 (1 + 2) images, all finite."""
     data = numbered(2, 1)
     engine = make_engine(MOSE(), 4, 2)
-    first, second = (outcome for _, outcome in run(engine, data, 2, batch=1))
+    first, second = (outcome for _, outcome in steps_of(engine, data, batch=1))
     assert first is None
     assert second.images == 12
     assert all(torch.isfinite(value).all() for value in second.table.values())
@@ -377,7 +368,7 @@ def test_nearest_mean_rule_is_the_squared_distance() -> None:
     """grace.md 1.8: argmin over seen classes of ‖n(f) - mu‖², of the last expert and of the mean over experts."""
     engine = make_engine(MOSE(), 40, 4)
     data = numbered(4, 10)
-    for _ in run(engine, data, 2):
+    for _ in steps_of(engine, data, batch=10):
         pass
     net, memory = engine.ready_to_predict(), engine.memories.replay
     [(_, held)] = net.sweep(memory.images[: len(memory)])

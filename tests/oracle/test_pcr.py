@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from common import longer, noise
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,8 +19,6 @@ from gracecl.functional.losses import contrast, cross_entropy, proxy_contrast, u
 from gracecl.methods.pcr import PCR
 from gracecl.nets.heads import CosineHead
 from gracecl.nets.tapped import StackedLinear
-from gracecl.streams import Stream
-from gracecl.streams.split import split
 from gracecl.testing import assert_same, feed, flatten, next_batch, toy_data, toy_engine
 
 LAYERS, WIDTH, CLASSES, TEMPERATURE = 3, 5, 8, 0.09
@@ -29,10 +28,6 @@ LABELS = {
     "one class": [4, 4, 4],
     "equal counts": [3, 1, 0, 3, 1, 0],
 }
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def case(labels: list[int]) -> tuple[Tensor, CosineHead, Tensor]:
@@ -131,10 +126,6 @@ def test_gradient_at_the_similarities() -> None:
 
 
 # Steps.
-
-
-def longer() -> Stream:
-    return split(toy_data(6, 60), 0, tasks=3, batch=10)
 
 
 def run(method: str, until: int = 9) -> Engine:

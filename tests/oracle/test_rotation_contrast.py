@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from common import noise
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -26,10 +27,6 @@ from gracecl.testing import next_batch, toy_engine, toy_stream
 
 PIXELS = Pixels((0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
 LAYERS = 3
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def view(number: int, x: Tensor) -> Tensor:

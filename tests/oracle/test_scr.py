@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from common import longer, noise, run
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,16 +20,10 @@ from gracecl.memory import Memories
 from gracecl.methods import scr
 from gracecl.methods.scr import SCR
 from gracecl.nets.tapped import TappedNet
-from gracecl.streams import Stream
-from gracecl.streams.split import split
 from gracecl.testing import assert_same, feed, flatten, next_batch, toy_data, toy_engine
 
 LAYERS, WIDTH = 3, 6
 PLAIN = "mlp(width=12, depth=4)"
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def batch_of(labels: list[int]) -> Batch:
@@ -106,16 +101,6 @@ def test_perfect_clusters_give_the_analytic_value(per_class: int) -> None:
 
 
 # Steps.
-
-
-def longer(tasks: int = 3) -> Stream:
-    return split(toy_data(6, 60), 0, tasks=tasks, batch=10)
-
-
-def run(method: str, until: int = 9, memory: int = 100, **options: str) -> Engine:
-    engine = toy_engine(method, memory=memory, **options)
-    feed(engine, longer(), until=until)
-    return engine
 
 
 def test_a_step_is_raw_and_augmented_in_a_forward_each() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
+import common
 import numpy as np
 import pytest
 import torch
@@ -33,10 +35,7 @@ NEW, REPLAY = [4, 6, 6, 4], [0, 5, 8, 3, 3, 1, 7]
 SHAPE = (1, 1, 4)
 PER_TASK = 8
 """steps of a task of the stream"""
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return 2 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+noise = partial(common.noise, scale=2.0)
 
 
 def stream(epochs: int = 1) -> Stream:
