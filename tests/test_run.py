@@ -8,8 +8,10 @@ import hashlib
 import io
 import json
 import os
+import pty
 import random
 import resource
+import select
 import shlex
 import shutil
 import signal
@@ -24,13 +26,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 from gracecl import Learner, cli
 from gracecl.data import Data, from_arrays
+from gracecl.files import write_text
 from gracecl.registry import datasets
 from gracecl.runs import checkpoint
-from gracecl.runs.run import CAME_LATER, WITHOUT_EFFECT, Interrupted, RunConfig, learner_and_stream, run
+from gracecl.runs.run import CAME_LATER, WITHOUT_EFFECT, Interrupted, RunConfig, learner_and_stream, run, stop_requests
 from stopping import StopAfter
 
 STREAM = "split-digits(size=8, classes='0-3', tasks=2)"
@@ -376,6 +380,67 @@ def test_a_run_stopped_in_every_way_ends_bit_identical(whole: Path, tmp_path: Pa
     assert resumed.code == 0, resumed.err
     assert_same_run(only_run(out), whole)
     assert not list(out.rglob("*.part"))
+
+
+def test_a_terminal_that_is_closed_lets_the_run_save(tmp_path: Path, whole: Path) -> None:
+    """The end of the terminal is a signal, and what is written to it from then on an error."""
+    command = ["run", "grace", "--seeds", "3", "--eval-every", "9", *SMALL, "--out", str(tmp_path)]
+    child, terminal = pty.fork()
+    if child == 0:
+        code = "import time, gracecl.runs.trainer as t\nlearn = t.Trainer._learn\n"
+        code += "t.Trainer._learn = lambda self: (time.sleep(0.05), learn(self))\nfrom gracecl.cli import main; main()"
+        os.execve(sys.executable, [sys.executable, "-c", code, *command], os.environ | {"OMP_NUM_THREADS": "1"})
+    give_up = time.monotonic() + 120
+    while not list(tmp_path.rglob("checkpoint.safetensors")):
+        assert time.monotonic() < give_up
+        select.select([terminal], [], [], 0.05)
+        os.read(terminal, 4096)
+    os.close(terminal)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFEXITED(status), "the signal ended the process"
+    assert os.WEXITSTATUS(status) == 130
+    folder = only_run(tmp_path)
+    assert saved_step(folder) % 5, "saved where it was, not only at every fifth step"
+    assert gracecl("resume", folder).code == 0
+    assert_same_run(folder, whole)
+
+
+def test_a_run_that_ignores_the_end_of_its_terminal_goes_on(tmp_path: Path) -> None:
+    """nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_requests() as stopped:
+            signal.raise_signal(signal.SIGHUP)
+            assert stopped == []
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with stop_requests() as stopped:
+        signal.raise_signal(signal.SIGHUP)
+        assert stopped == [signal.SIGHUP]
+
+
+def test_a_folder_of_images_is_found_again_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for label in "ab":
+        for number in range(10):
+            place = tmp_path / "pics" / label
+            place.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng([ord(label), number]).integers(0, 256, (8, 8), dtype=np.uint8)
+            Image.fromarray(pixels).save(place / f"{number}.png")
+    monkeypatch.chdir(tmp_path)
+    config = RunConfig("er", NET, 10, stream="split-folder(path='pics', tasks=2, batch=2)", device="cpu")
+    with pytest.raises(Interrupted):
+        run(config, tmp_path / "out", tmp_path, watch=StopAfter(2))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert gracecl("resume", only_run(tmp_path / "out")).code == 0
+
+
+def test_what_a_killed_process_left_beside_a_picture_is_swept(tmp_path: Path) -> None:
+    for seconds, name in ((7200, "report.md.1.part"), (0, "report.md.2.part"), (7200, "other.md.1.part")):
+        (tmp_path / name).write_text("half")
+        os.utime(tmp_path / name, (time.time() - seconds,) * 2)
+    write_text(tmp_path / "report.md", "whole")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["other.md.1.part", "report.md", "report.md.2.part"]
 
 
 def test_a_second_process_in_one_folder_is_refused_and_changes_nothing(tmp_path: Path) -> None:

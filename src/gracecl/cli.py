@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -61,16 +62,22 @@ def exit_code(program: str, work: Callable[[], int | None]) -> int:
     try:
         return work() or 0
     except UserError as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        complain(f"{program}: {error}")
         return 2
     except KeyboardInterrupt as stop:
-        print(f"{program}: {str(stop) or 'interrupted; what was saved is intact'}", file=sys.stderr)
+        complain(f"{program}: {str(stop) or 'interrupted; what was saved is intact'}")
         return INTERRUPTED
     except BrokenPipeError:
         return 0
     except OSError as error:
-        print(f"{program}: {sentence(error)}", file=sys.stderr)
+        complain(f"{program}: {sentence(error)}")
         return 2
+
+
+def complain(text: str) -> None:
+    """On standard error, if there still is one: the terminal may be gone."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def overview() -> str:

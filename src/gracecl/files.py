@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import math
 import mmap
 import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +17,8 @@ from typing import Any, NamedTuple
 
 from gracecl.errors import UserError
 
+ABANDONED_AFTER = 3600.0
+"""seconds after which nobody writes to a temporary file any more"""
 DIGEST_BYTES = 16
 CHUNK_BYTES = 1 << 24
 DIGESTS = "digests"
@@ -25,6 +29,7 @@ DIGITS_OF_A_VALUE = 8
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name beside `path` to write to; synced, it takes the place of `path` when the block ends without an error."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
+    _sweep(path)
     try:
         yield temporary
         with open(temporary, "rb+") as file:
@@ -34,6 +39,14 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def _sweep(path: Path) -> None:
+    """Removes what processes left that were killed while they wrote this file."""
+    with contextlib.suppress(OSError):
+        for left in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
+            if time.time() - left.stat().st_mtime > ABANDONED_AFTER:
+                left.unlink()
 
 
 def sync_folder(folder: Path) -> None:

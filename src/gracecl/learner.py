@@ -15,13 +15,14 @@ from torch import Tensor
 from gracecl import streams
 from gracecl.core import NO_SOURCES, Ints, StreamBatch
 from gracecl.engine.evaluate import seen_scores
+from gracecl.engine.finite import check_losses
 from gracecl.errors import UserError
 from gracecl.methods.base import Method
 from gracecl.registry import options
 from gracecl.registry.options import LearnerOptions
 from gracecl.runs import checkpoint
 from gracecl.runs.recipe import Recipe
-from gracecl.runs.record import FLUSH_EVERY, check_losses, fetch
+from gracecl.runs.record import FLUSH_EVERY, fetch
 from gracecl.runs.trainer import check_marks
 from gracecl.streams import Stream
 

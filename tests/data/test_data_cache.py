@@ -10,6 +10,7 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import layouts
 import numpy as np
@@ -196,7 +197,11 @@ def test_a_folder_that_cannot_be_made_costs_the_cache_only(tmp_path, reads, capl
     assert "going on without" in caplog.text
 
 
-def test_abandoned_drafts_are_swept(tmp_path, reads):
+@pytest.mark.parametrize("locks", [True, False])
+def test_abandoned_drafts_are_swept(tmp_path, reads, monkeypatch, locks):
+    """At once by whoever is alone in the folder; where no lock tells that, after a day."""
+    if not locks:
+        monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError))
     load("cifar10", tmp_path)
     entry = entry_of(tmp_path)
     old, new = (entry.with_name(f".{entry.name}-{name}") for name in ("old", "new"))
@@ -206,7 +211,7 @@ def test_abandoned_drafts_are_swept(tmp_path, reads):
     flip(entry / "train_x.npy")
     load("cifar10", tmp_path)
     assert not old.exists()
-    assert new.exists()
+    assert new.exists() == (not locks)
 
 
 def test_several_at_once(tmp_path, reads, monkeypatch):

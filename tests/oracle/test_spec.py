@@ -217,6 +217,8 @@ def test_code_is_refused_and_not_run(text: str, tmp_path: Path) -> None:
         ("grace(3)", "wraps a method"),
         ("er() + 3", "only methods can be added"),
         ("er(er())", "n_recall must be a whole number"),
+        ("er(n_recall=1, n_recall=2)", "er was given its option 'n_recall' twice in the expression 'er(n_recall=1, n_recall=2)'"),
+        ("grace(er(), beta=1e400)", "'1e400' in the expression 'grace(er(), beta=1e400)' is not a finite number"),
     ],
 )
 def test_mistakes_are_told(text: str, says: str) -> None:

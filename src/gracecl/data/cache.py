@@ -81,11 +81,12 @@ def decoded(
     limit = mmap_limit(mmap_bytes)
     if (ready := _opened(entry, key, limit)) is not None:
         return ready
-    with _alone_in(entry.parent):
+    with _alone_in(entry.parent) as alone:
         if (ready := _opened(entry, key, limit)) is not None:
             return ready
         contents = read()
         try:
+            _sweep(entry, alone)
             _write(entry, key, contents, extent, title)
         except OSError as error:
             log.warning(
@@ -98,18 +99,20 @@ def decoded(
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Waits until no other process decodes into the folder; where that cannot be known, each works for itself."""
+def _alone_in(folder: Path) -> Iterator[bool]:
+    """Waits until no other process decodes into the folder; where that cannot be known (False), each works for itself."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
-        yield
+        yield False
         return
+    alone = False
     try:
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+            alone = True
+        yield alone
     finally:
         os.close(handle)
 
@@ -145,7 +148,6 @@ def _array(path: Path, digests: list[str], limit: int) -> Any:
 
 def _write(entry: Path, key: str, contents: Contents, extent: Extent | None, title: str) -> None:
     entry.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(entry)
     draft = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=entry.parent))
     try:
         with progress(f"decoding {title}", len(contents.train) + len(contents.test)) as advance:
@@ -161,10 +163,10 @@ def _write(entry: Path, key: str, contents: Contents, extent: Extent | None, tit
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _sweep(entry: Path) -> None:
-    """Remove drafts that a killed process left behind."""
+def _sweep(entry: Path, alone: bool) -> None:
+    """Remove drafts that a killed process left behind: whoever is alone in the folder at once, else after a day."""
     for draft in entry.parent.glob(f".{entry.name}-*"):
-        if time.time() - draft.stat().st_mtime > ABANDONED_AFTER:
+        if alone or time.time() - draft.stat().st_mtime > ABANDONED_AFTER:
             shutil.rmtree(draft, ignore_errors=True)
 
 

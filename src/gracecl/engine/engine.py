@@ -16,6 +16,7 @@ from torch import Tensor
 from gracecl import rng
 from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch
 from gracecl.engine.assemble import assemble
+from gracecl.engine.finite import check_weights
 from gracecl.engine.fit import Fit
 from gracecl.engine.update import Update, observations, split
 from gracecl.errors import UserError
@@ -197,6 +198,7 @@ class Engine:
         """Begins what predictions need, once per step. Where that is a fit, it is left to be stepped to its end."""
         if self.ready_at == self.progress.step:
             return
+        self.check_finite()
         with torch.inference_mode(False), torch.no_grad():  # a fit's net must be trainable, wherever predictions are asked for
             self.fit = self.method.before_eval(self.method.eval_net, self.memories, self.progress)
         if self.fit is not None:
@@ -228,8 +230,14 @@ class Engine:
 
     # Checkpoints.
 
+    def check_finite(self) -> None:
+        """Refuses gradients and weights that are not numbers, before anything is made of them."""
+        self.update.norms.check()
+        check_weights(self.net, self.progress.step)
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on; whatever is random is a function of the step."""
+        self.check_finite()
         fit = self.unfinished_fit
         unfinished = {} if fit is None else {"fit": fit.state_dict()}
         return unfinished | {

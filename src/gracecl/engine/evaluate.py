@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gracecl.core import Ints, Progress, Taps
 from gracecl.engine.engine import Engine
+from gracecl.engine.finite import check_scores
 from gracecl.errors import UserError
 from gracecl.functional import metrics
 from gracecl.methods.base import Method
@@ -51,6 +52,7 @@ def seen_scores(method: Method, out: Taps, progress: Progress, rule: str) -> tup
     scores = rule_scores(method, out, columns)
     if rule not in scores:
         raise UserError(f"unknown rule '{rule}'{nearest(rule, scores)} (this learner has: {', '.join(scores)})")
+    check_scores(scores[rule], progress.step)
     return scores[rule], columns
 
 
@@ -74,7 +76,10 @@ def evaluate(engine: Engine, images: Tensor, labels: Ints, tasks: Ints) -> Evalu
         right = np.bincount(tasks, weights=torch.cat(parts).cpu().numpy() == target)
         accuracy[rule] = [100 * float(r) / int(n) if n else None for r, n in zip(right, size, strict=True)]
     known = target >= 0
-    calibration = {rule: torch.cat(parts).cpu().numpy()[known] for rule, parts in chances.items()}
+    whole = {rule: torch.cat(parts).cpu() for rule, parts in chances.items()}
+    for scores in whole.values():
+        check_scores(scores, engine.progress.step)
+    calibration = {rule: scores.numpy()[known] for rule, scores in whole.items()}
     return Evaluation(
         accuracy,
         {rule: metrics.ece(p, target[known]) for rule, p in calibration.items()},

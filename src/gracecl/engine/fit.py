@@ -11,10 +11,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from gracecl import rng
 from gracecl.core import LossTable, Selection, total
+from gracecl.engine.finite import REMEDY, Norms
 from gracecl.engine.update import descend
+from gracecl.errors import UserError
 from gracecl.functional import optim
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ class Fit:
         self.per_epoch = -(-images // batch)
         self.at, self.of = 0, epochs * self.per_epoch
         self.rate, self.max_norm = rate, max_norm
+        self.norms = Norms(next(net.parameters()).device, self._not_finite)
         self._full_rates = [group["lr"] for group in optimizer.param_groups]
         net.train()
 
@@ -78,9 +82,17 @@ class Fit:
             self.optimizer,
             self.scaler,
             lambda scale: objective.backward(scale),  # type: ignore[no-untyped-call]
-            lambda: clip(params, self.max_norm),
+            lambda: self._clip(params),
         )
         self.at += 1
+
+    def _clip(self, params: list[torch.nn.Parameter]) -> None:
+        norm = clip(params, self.max_norm)
+        if not self.scaler.is_enabled():  # which leaves out a step whose gradients are not finite
+            self.norms.note(self.at, norm[None])
+
+    def _not_finite(self, step: int, position: int, norm: float) -> UserError:
+        return UserError(f"the gradient of the fit before an evaluation became {norm} at its step {step}; {REMEDY}")
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -97,6 +109,6 @@ class Fit:
         self.scaler.load_state_dict(state["scaler"])
 
 
-def clip(params: list[torch.nn.Parameter], max_norm: float) -> None:
-    """Shortens gradients that are longer than the norm."""
-    torch.nn.utils.clip_grad_norm_(params, max_norm)
+def clip(params: list[torch.nn.Parameter], max_norm: float) -> Tensor:
+    """Shortens gradients that are longer than the norm; returns what their norm was."""
+    return torch.nn.utils.clip_grad_norm_(params, max_norm)

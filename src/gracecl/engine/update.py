@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, LossTable, Taps, is_penalty, total
+from gracecl.core import Batch, LossTable, Taps, is_loss, is_penalty, total
+from gracecl.engine.finite import REMEDY, Norms, check_losses
 from gracecl.errors import UserError
 from gracecl.functional.losses import entropy
 from gracecl.methods.base import Method
@@ -36,6 +37,8 @@ class Update:
         self.method, self.net, self.params = method, net, params
         self.optimizer, self.scaler, self.precision = optimizer, scaler, precision
         self.device = net.classifier.weight.device
+        self.norms = Norms(self.device, self._not_finite)
+        self.in_hand: Batch | None = None
 
     def __call__(self, batch: Batch) -> tuple[LossTable, dict[str, Tensor]]:
         """The table without gradients, and what to store beside the images of the stream's batch."""
@@ -48,14 +51,38 @@ class Update:
             self.method.after_backward(batch)
             if penalties:
                 total(penalties).backward()  # type: ignore[no-untyped-call]
+            if not self.scaler.is_enabled():  # which leaves out a step whose gradients are not finite
+                self.norms.note(batch.progress.step, torch.stack(torch._foreach_norm(gradients(self.params))))
 
+        self.in_hand = batch
         descend(self.params, self.optimizer, self.scaler, lambda scale: self.method.backward(data, scale), after_backward)
+        self.in_hand = None
         with torch.no_grad():
             self.method.after_step(out, batch)
             attributes = self.method.attributes(out, batch)
             if batch.progress.step % OBSERVE_EVERY == 0:
                 table = observations(out, batch) | table
         return {term: value.detach() for term, value in table.items()}, attributes
+
+    def _not_finite(self, step: int, position: int, norm: float) -> UserError:
+        """Which weight, and while its batch is in hand, which term of which layer."""
+        names = {id(parameter): name for name, parameter in self.net.named_parameters()}
+        weight = names[id([parameter for parameter in self.params if parameter.grad is not None][position])]
+        batch = self.in_hand
+        term = self._first_not_finite(batch) if batch is not None and batch.progress.step == step else ""
+        return UserError(f"the gradient of '{weight}' became {norm} at step {step}{term}; {REMEDY}")
+
+    def _first_not_finite(self, batch: Batch) -> str:
+        """The term and layer, found in another pass by taking the gradient of each by itself."""
+        with torch.enable_grad():
+            table = {term: values for term, values in self.losses(batch, self.forward)[1].items() if is_loss(term)}
+        check_losses({term: values.tolist() for term, values in table.items()}, batch.progress.step)
+        for term, values in table.items():
+            for layer, value in enumerate(values if values.requires_grad else (), start=1):
+                found = torch.autograd.grad(value, self.params, retain_graph=True, allow_unused=True)
+                if not all(bool(gradient.isfinite().all()) for gradient in found if gradient is not None):
+                    return f", from the term '{term}' of layer {layer}"
+        return ""
 
     def prepare(self, batch: Batch) -> None:
         """The method's changes to the images, then what its teachers say of them."""
@@ -102,6 +129,11 @@ def descend(
     after_backward()
     scaler.step(optimizer)
     scaler.update()
+
+
+def gradients(params: list[torch.nn.Parameter]) -> list[Tensor]:
+    """Of those parameters that have one."""
+    return [parameter.grad for parameter in params if parameter.grad is not None]
 
 
 def split(table: LossTable) -> tuple[LossTable, LossTable]:

@@ -30,6 +30,8 @@ class Pixels:
     """How bytes become the numbers a net sees: scaled to [0, 1], then normalised per channel."""
 
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device | None = None) -> None:
+        if not all(map(math.isfinite, (*mean, *std))) or min(std) <= 0:
+            raise UserError(f"mean and std of the pixels must be finite and std above 0, not mean {mean} and std {std}")
         self.mean = torch.tensor(mean, device=device).view(1, -1, 1, 1)
         self.std = torch.tensor(std, device=device).view(1, -1, 1, 1)
         self._scale = 1 / (255 * self.std)

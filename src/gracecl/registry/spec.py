@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import math
 import operator
 import re
 import sys
@@ -194,12 +195,17 @@ def _read(node: ast.expr, text: str) -> Any:
             for keyword in keywords:
                 if keyword.arg is None:
                     raise UserError(f"'**' cannot stand in the expression '{text}'")
+                if keyword.arg in named:
+                    raise UserError(f"{name} was given its option '{keyword.arg}' twice in the expression '{text}'")
                 named[keyword.arg] = _read(keyword.value, text)
             return Call(name, tuple(_read(arg, text) for arg in args), named)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return (_read(left, text), "+", _read(right, text))
     try:
-        return ast.literal_eval(node)
+        value = ast.literal_eval(node)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"'{ast.get_source_segment(text, node) or value}' in the expression '{text}' is not a finite number")
+        return value
     except (ValueError, TypeError):
         raise UserError(
             f"cannot read '{ast.unparse(node)}' in the expression '{text}'; values are numbers, words in quotes, lists"

@@ -254,8 +254,9 @@ def serve() -> None:
         orders.put(b"")
         os.kill(os.getpid(), signal.SIGTERM)
 
-    # A run that is at its steps saves on SIGTERM; anything else is left as it is.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    # A run that is at its steps saves on SIGTERM; anything else is left as it is. Without an exception, as one that is raised
+    # wherever the process happens to be may be printed, or lost.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     threading.Thread(target=listen, daemon=True).start()
     for line in iter(orders.get, b""):
         order = json.loads(line)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Sequence
 from itertools import islice
@@ -18,8 +17,9 @@ from typing import Any, Literal
 
 import torch
 
-from gracecl.core import LossTable, is_loss
+from gracecl.core import LossTable
 from gracecl.engine.engine import StepResult
+from gracecl.engine.finite import check_losses
 from gracecl.errors import UserError
 from gracecl.files import Digest, Written, make_folder, sync_folder
 
@@ -30,16 +30,6 @@ def fetch(tables: Sequence[LossTable]) -> list[dict[str, list[float]]]:
     """The values of several tables, in one transfer from the device."""
     stacked = iter(torch.cat([value.float().flatten() for table in tables for value in table.values()]).tolist())
     return [{row: list(islice(stacked, value.numel())) for row, value in table.items()} for table in tables]
-
-
-def check_losses(rows: dict[str, list[float]], step: int) -> None:
-    """A loss that is not finite is an error: the weights are lost, and all that follows would mean nothing."""
-    for row, values in rows.items():
-        if is_loss(row) and not all(map(math.isfinite, values)):
-            raise UserError(
-                f"the loss row '{row}' became {values} at step {step}; "
-                "use a smaller learning rate (optimizer, such as 'sgd(lr=0.01)') or precision fp32"
-            )
 
 
 class Recorder:

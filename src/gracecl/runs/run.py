@@ -57,7 +57,8 @@ class RunConfig(RunOptions, Recipe):
 
     def canonical(self) -> RunConfig:
         """The same configuration in its own words: `GRACE` and `grace(mose())` are one."""
-        return replace(self, method=repr(spec.parse_method(self.method)), device=str(device_of(self.device)))
+        method, stream = repr(spec.parse_method(self.method)), streams.from_anywhere(self.stream)
+        return replace(self, method=method, stream=stream, device=str(device_of(self.device)))
 
     @property
     def title(self) -> str:
@@ -345,9 +346,10 @@ def with_threads(number: int) -> Iterator[None]:
 
 @contextmanager
 def stop_requests() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM fill the list instead of breaking off mid-step; another Ctrl-C breaks off.
+    """Ctrl-C, SIGTERM and the end of the terminal fill the list instead of breaking off mid-step; another Ctrl-C breaks off.
 
-    Another SIGTERM does not: whoever ends a whole group of processes sends one to each, and a parent may tell its children too.
+    What the process ignores (nohup) stays ignored. Another SIGTERM does not break off: whoever ends a whole group of processes
+    sends one to each, and a parent may tell its children too.
     """
     received: list[int] = []
 
@@ -357,7 +359,8 @@ def stop_requests() -> Iterator[list[int]]:
         received.append(number)
 
     try:
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        heard = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, note) for number in heard}
     except ValueError:  # not in the main thread, where signals are somebody else's affair
         before = {}
     try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any, cast
 
 from gracecl.runs.trainer import Trainer
 
@@ -125,7 +125,7 @@ class LiveWatch(Follower):
             self._bar = _bars()
             self._task = self._bar.add_task(title, total=len(trainer.stream), completed=trainer.at, rate="", left="-:--:--")
             self._line = Text()
-            with Live(Group(self._bar, self._line), console=Console(stderr=True)):
+            with Live(Group(self._bar, self._line), console=Console(file=cast(IO[str], Screen()))):
                 yield
                 self._refresh()
 
@@ -187,7 +187,7 @@ class Board:
 
         self._bars, self._all = _bars(), progress.Progress("{task.description}", progress.BarColumn(bar_width=24))
         self._overall = self._all.add_task(self._so_far(), total=self.total, completed=self.ended)
-        with Live(Group(self._bars, self._all), console=Console(stderr=True)) as live:
+        with Live(Group(self._bars, self._all), console=Console(file=cast(IO[str], Screen()))) as live:
             # What is said meanwhile goes through the display, which keeps it above the bars.
             self._print = live.console.print
             yield
@@ -236,9 +236,29 @@ class Board:
         return f"{text}, ~{seconds:.0f} s left" if seconds < 100 else f"{text}, ~{seconds / 60:.0f} min left"
 
 
+class Screen:
+    """Standard error as it is now. A terminal that is gone ends no run: what cannot be shown any more is dropped."""
+
+    def __init__(self) -> None:
+        self._file = sys.stderr
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._file.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
 def say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    screen = Screen()
+    screen.write(text + "\n")
+    screen.flush()
 
 
 def _bars() -> Any:

@@ -134,6 +134,17 @@ def stream(source: str | Data | Stream, *, seed: int = 0, data: str | Path | Non
     raise UserError(f"a stream is made of an expression such as 'split-digits(tasks=5)' or of a data set, not of {what}")
 
 
+def from_anywhere(expression: str) -> str:
+    """The same stream whatever the working folder is: the path of a folder of images is written out."""
+    call = spec.parse_call(expression)
+    path = call.kwargs.get("path")
+    if not normal(call.name).endswith("_folder") or not isinstance(path, str):
+        return expression
+    options = call.kwargs | {"path": str(Path(path).expanduser().resolve())}
+    arguments = [*map(repr, call.args), *(f"{name}={value!r}" for name, value in options.items())]
+    return f"{expression[: expression.index('(')]}({', '.join(arguments)})"
+
+
 def build(expression: str, seed: int, root: str | Path | None = None) -> Stream:
     """The stream an expression such as `split-cifar100(tasks=5, classes='0-19')` names.
 
