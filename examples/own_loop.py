@@ -14,7 +14,7 @@ order = torch.argsort(y, stable=True)  # class after class: what was learned fir
 torch.manual_seed(0)
 my_model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(4)))
 net = gracecl.tap(my_model, classes=10, example=x[:2])
-feedback = gracecl.Feedback(layers=net.layers)
+feedback = gracecl.Feedback(net.layers, "paper(adaptive=True)")  # the paper's α too; without, α stays 1, which is safer
 optimizer = torch.optim.Adam(net.parameters(), lr=0.001)
 for step, rows in enumerate(order.split(10)):
     replayed = order[torch.randint(0, 10 * step + 1, (20,))]

@@ -192,7 +192,10 @@ def test_a_file_where_the_folder_should_be_is_one_sentence(below: str, tmp_path:
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.parametrize("text", ["import no_such_module\n", "def f(:\n"])
+@pytest.mark.parametrize(
+    "text",
+    ["import no_such_module\n", "def f(:\n", "1 / 0\n", "raise SystemExit(0)\n", "import sys; sys.exit('bye')\n", "assert False\n"],
+)
 def test_a_plugin_that_cannot_be_imported_is_one_sentence(text: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(text)
     assert "cannot import the plugin" in one_sentence(*run(tmp_path, "er", plugin=str(tmp_path / "mine.py")))
@@ -394,6 +397,41 @@ def test_a_user_s_method_is_listed_beside_the_others(plugin: Path) -> None:
     assert code == 0
     assert re.search(r"^sharp_er +Fine-tuning with sharpened logits\.$", out, flags=re.MULTILINE)
     assert re.search(r"^er ", out, flags=re.MULTILINE)
+
+
+def test_an_edited_plugin_makes_another_run_and_does_not_continue_the_old_one(plugin: Path, tmp_path: Path) -> None:
+    """The same command after an edit gives the new code's numbers; a run that had begun says that its code is gone."""
+    options = {"plugin": str(plugin), "checkpoint_every": "1"}
+    assert run(tmp_path / "out", "sharp_er", **options)[0] == 0
+    [first] = (tmp_path / "out").rglob("metrics.jsonl")
+    numbers = first.read_bytes()
+    plugin.write_text(PLUGIN.replace("self.sharpness * out", "9 * self.sharpness * out"))
+    assert run(tmp_path / "out", "sharp_er", **options)[0] == 0
+    assert first.read_bytes() == numbers
+    [second] = set((tmp_path / "out").rglob("metrics.jsonl")) - {first}
+    assert second.read_bytes() != numbers
+    (first.parent / "summary.json").unlink()
+    code, _, err = gracecl("resume", first.parent)
+    assert code == 2
+    assert re.fullmatch(r"gracecl: .*mine\.py is not what it was when the run in .* began; .*\n", err)
+    plugin.write_text(PLUGIN)
+    assert gracecl("resume", first.parent)[0] == 0
+    assert first.read_bytes() == numbers
+
+
+def test_a_plugin_takes_the_place_of_a_built_in_method_only_where_it_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "takes_er.py"
+    file.write_text(PLUGIN.replace("sharp_er", "er").replace("sharp-er", "er"))
+    assert "'er' is a method of gracecl itself; register yours under another name" in one_sentence(
+        *run(tmp_path / "out", "er", plugin=str(file))
+    )
+    mine = methods.get("er")
+    file.write_text(file.read_text().replace('register("er")', 'register("er", override=True)'))
+    try:
+        assert run(tmp_path / "out", "er", plugin=str(file))[0] == 0
+        assert methods.get("er") is not mine
+    finally:
+        methods.register("er", override=True)(mine)
 
 
 def test_a_plugin_may_be_a_module_by_name(plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:

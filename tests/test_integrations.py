@@ -24,6 +24,8 @@ from gracecl.integrations.exits import LastExit, Past, find_exit
 
 NEUTRAL = "paper(beta=0.0, adaptive=False)"
 """α = 1, γ = 0: what is left is the sum of all heads' losses"""
+PAPER = "paper(adaptive=True)"
+"""α that follows the past"""
 
 
 def make_net() -> gracecl.nets.tapped.TappedNet:
@@ -146,7 +148,7 @@ def test_neutral_feedback_in_lightning_is_deep_supervision(lightning: Any, outpu
 def test_feedback_in_lightning_sets_alpha_at_the_end_of_epochs_and_is_saved(lightning: Any) -> None:
     from gracecl.integrations.lightning import GraceCallback
 
-    module, callback = lightning_module(lightning), GraceCallback()
+    module, callback = lightning_module(lightning), GraceCallback(PAPER)
     fit(lightning, module, callback)
     history = callback.feedback.history
     assert history["alpha"].shape == (12, 4)
@@ -156,7 +158,7 @@ def test_feedback_in_lightning_sets_alpha_at_the_end_of_epochs_and_is_saved(ligh
     module.eval()
     expected = [(logits.argmax(dim=1) == y).float().mean().item() for logits in module.model.net(x).logits]
     assert callback.feedback.accuracy.tolist() == pytest.approx(expected)
-    again = GraceCallback()
+    again = GraceCallback(PAPER)
     again.load_state_dict(callback.state_dict())
     fit(lightning, lightning_module(lightning), again, epochs=1)
     assert torch.equal(again.past.y[:60], callback.past.y[:60])
@@ -178,7 +180,7 @@ def test_what_a_checkpoint_held_is_restored_once(lightning: Any) -> None:
 
     callback = GraceCallback()
     fit(lightning, lightning_module(lightning), callback)
-    again = GraceCallback()
+    again = GraceCallback(PAPER)
     again.load_state_dict(callback.state_dict())
     for _ in range(2):
         before = again.feedback.accuracy if again.feedback else callback.feedback.accuracy
@@ -202,6 +204,39 @@ def test_lightning_batches_of_another_form_are_asked_about(lightning: Any) -> No
 
     with pytest.raises(UserError, match=r"batches \(x, y\)"):
         second({"image": torch.zeros(1)})
+
+
+def test_a_module_that_optimises_by_itself_is_refused(lightning: Any) -> None:
+    """The callback adds to the returned loss, which nobody would go down."""
+    from gracecl.integrations.lightning import GraceCallback
+
+    module = lightning_module(lightning)
+    module.automatic_optimization = False
+    x, y = blobs()
+    trainer = lightning.Trainer(
+        max_epochs=1, callbacks=[GraceCallback()], logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
+    with pytest.raises(UserError, match=r"automatic_optimization=False.*gracecl\.Feedback"):
+        trainer.fit(module, DataLoader(TensorDataset(x, y), batch_size=20))
+
+
+# What feedback does unless it is told otherwise.
+
+
+def test_alpha_stays_one_unless_it_is_asked_for(lightning: Any) -> None:
+    """Evidence: the paper's α lowers accuracy, γ alone does not; grace(...) stays the paper's."""
+    from gracecl.integrations.lightning import GraceCallback
+
+    net, (x, y) = make_net(), blobs()
+    for controller, moves in (("paper", False), ("bayes", False), (PAPER, True)):
+        feedback = gracecl.Feedback(4, controller)
+        feedback.accuracy = torch.tensor([0.1, 0.2, 0.3, 0.9])
+        out = net(x)
+        feedback(out.logits, cross_entropy(out.logits, y), y)
+        assert bool((feedback.history["alpha"] != 1).any()) == moves
+        assert (feedback.history["gamma"] > 0).all()
+    assert GraceCallback()._controller == "paper"
+    assert gracecl.Learner("grace(er())", classes=4, net="mlp").method.controller().adaptive
 
 
 # Avalanche.
@@ -263,7 +298,7 @@ def test_avalanche_s_strategies_with_and_without_feedback(avalanche: Any, name: 
     """Both learn; feedback changes the steps, its α after the first experience; the strategy's own terms stay in the loss."""
     from gracecl.integrations.avalanche import GracePlugin
 
-    plugin, final = GracePlugin(past=30), {}
+    plugin, final = GracePlugin(PAPER, past=30), {}
     for key, plugins in (("without", []), ("with", [plugin])):
         torch.manual_seed(0)
         trained = strategy(avalanche, name, plugins, train_epochs=80, **options)
@@ -307,6 +342,15 @@ def test_a_strategy_that_looks_at_something_else_last_is_named(avalanche: Any) -
 
     trained = strategy(avalanche, "Naive", [GracePlugin(), Looks()])
     with pytest.raises(UserError, match="Naive's model is not the one that gave mb_output"):
+        trained.train(experiences(avalanche)[0])
+
+
+@pytest.mark.parametrize("name", ["DER", "ER_ACE"])
+def test_a_strategy_with_a_loop_of_its_own_is_refused(avalanche: Any, name: str) -> None:
+    from gracecl.integrations.avalanche import GracePlugin
+
+    trained = strategy(avalanche, name, [GracePlugin()])
+    with pytest.raises(UserError, match=f"{name} has a training_epoch of its own"):
         trained.train(experiences(avalanche)[0])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ import torch
 
 from gracecl import Learner, UserError
 from gracecl.data import Data, load
+from gracecl.errors import Caution
 from gracecl.methods.er import ER
 from gracecl.methods.grace import Grace
 from gracecl.runs.run import Interrupted, RunConfig, run
 from gracecl.runs.watch import Watch
+from gracecl.streams.iid import without_tasks
+from gracecl.testing import toy_stream
 
 BATCH = 10
 SMALL: dict[str, Any] = {
@@ -380,3 +384,55 @@ def test_wrong_images_are_a_sentence_when_predicting_too(kind: str, batches: Bat
 def test_a_wrong_setting_is_a_sentence(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         Learner(**{"method": "er"} | SMALL | change)
+
+
+# Without task names.
+
+
+def unnamed(method: str, steps: int) -> Learner:
+    """A learner that meets all of its classes in the first batch and goes on."""
+    learner = Learner(method, classes=4, shape=(1, 8, 8), memory=20, net="mlp(width=8, depth=4)", augment="none")
+    for step in range(steps):
+        x = np.random.default_rng(step).integers(0, 256, (8, 1, 8, 8)).astype(np.uint8)
+        learner.learn(x, np.arange(8) % 4)
+    return learner
+
+
+def test_without_task_names_alpha_is_renewed_by_the_clock() -> None:
+    """Labels that are all known start no task any more, so the steps decide."""
+    early, late = (unnamed("grace(er(), refresh_every=3)", steps).method.feedback.accuracy for steps in (2, 3))
+    assert early.isnan().all()
+    assert late.isfinite().all()
+
+
+def test_without_task_names_a_penalty_acts_by_the_clock(tmp_path: Path) -> None:
+    plain, held = (unnamed(method, 6) for method in ("er()", "er() + ewc(every=3)"))
+    assert not torch.equal(plain.net.classifier.weight, held.net.classifier.weight)
+    learner = unnamed("er() + ewc(every=5)", 3)
+    learner.save(tmp_path / "saved")
+    again = Learner.load(tmp_path / "saved")
+    for one in (learner, again):
+        for _ in range(3):
+            one.learn(np.zeros((8, 1, 8, 8), np.uint8), np.arange(8) % 4)
+    assert again.method.right.consolidated
+    assert torch.equal(learner.net.classifier.weight, again.net.classifier.weight)
+
+
+def test_with_task_names_the_names_alone_decide() -> None:
+    learner = Learner("er() + ewc(every=2)", classes=4, shape=(1, 8, 8), memory=20, net="mlp(width=8)")
+    for _ in range(4):
+        learner.learn(np.zeros((8, 1, 8, 8), np.uint8), np.arange(8) % 4, task="first")
+    assert not learner.method.right.consolidated
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "option"), [("er() + ewc()", "ewc", "every"), ("grace(er())", "grace", "refresh_every")]
+)
+def test_a_stream_without_marks_that_is_too_short_to_act_on_is_named(method: str, name: str, option: str) -> None:
+    stream = without_tasks(toy_stream(), (of := toy_stream()).order, of.ends)
+    learner = Learner(method, classes=6, shape=(1, 8, 8), memory=20, net="mlp(width=8, depth=4)")
+    with pytest.warns(Caution, match=rf"{name} acts every 500 steps, which its 18 steps never reach; give {name}\({option}=…\)"):
+        learner.fit(stream)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Learner("er() + ewc(every=5)", classes=6, shape=(1, 8, 8), memory=20, net="mlp(width=8)").fit(stream)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gracecl.errors import UserError, sentence
+from gracecl.errors import UserError, plain_cautions, sentence
 from gracecl.registry import load_plugins, nearest
 from gracecl.registry.options import ALIASES, RunOptions, takes
 from gracecl.registry.spec import parse_numbers
@@ -25,6 +25,7 @@ INTERRUPTED = 130
 
 def main() -> None:
     launch.keep_freed_memory()
+    plain_cautions()
     sys.exit(call(sys.argv[1:]))
 
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils._pytree import register_pytree_node
 
 from gracecl import rng
 
@@ -42,16 +43,20 @@ def total(table: LossTable) -> Tensor:
     return torch.stack(rows).sum() if len(rows) > 1 else rows[0].sum()
 
 
+@dataclass(eq=False)
 class Taps:
     """What a net returns for B images: the layer is the first axis.
 
     `features [L, B, D]`, `logits [L, B, C]`, and `embedding [L, B, E]` for contrastive terms, computed when first asked for: a
     method that has no such term does not pay for the projectors.
+
+    A dataclass, and known to PyTorch as a container, so that DistributedDataParallel finds the tensors in it.
     """
 
-    def __init__(self, features: Tensor, logits: Tensor, project: Callable[[Tensor], Tensor]) -> None:
-        self.features, self.logits, self._project = features, logits, project
-        self._parts: dict[tuple[int, int], Taps] = {}
+    features: Tensor
+    logits: Tensor
+    _project: Callable[[Tensor], Tensor]
+    _parts: dict[tuple[int, int], Taps] = field(default_factory=dict, init=False)
 
     @cached_property
     def embedding(self) -> Tensor:
@@ -87,6 +92,14 @@ class Taps:
         return joined
 
 
+def _rebuilt(tensors: Iterable[Tensor], project: Any) -> Taps:
+    features, logits = tensors
+    return Taps(features, logits, project)
+
+
+register_pytree_node(Taps, lambda taps: ([taps.features, taps.logits], taps._project), _rebuilt)
+
+
 @dataclass(frozen=True)
 class Progress:
     """Which classes and tasks the learner has met, all in first-seen order. `task` is NO_TASK on a stream without marks."""
@@ -97,6 +110,8 @@ class Progress:
     seen: tuple[int, ...] = ()
     current: tuple[int, ...] = ()
     """classes met in the current task"""
+    marked: bool = True
+    """whether the task is the stream's word; False where it was guessed from labels"""
 
     @property
     def old(self) -> tuple[int, ...]:
@@ -104,8 +119,8 @@ class Progress:
         return tuple(label for label in self.seen if label not in self.current)
 
     def tick(self, every: int) -> bool:
-        """Whether this step completes another `every` of them on a stream without task marks; 0 is never."""
-        return every > 0 and self.task == NO_TASK and (self.step + 1) % every == 0
+        """Whether this step completes another `every` of them where no marks say when tasks end; 0 is never."""
+        return every > 0 and (self.task == NO_TASK or not self.marked) and (self.step + 1) % every == 0
 
 
 @dataclass(frozen=True)
@@ -122,6 +137,8 @@ class StreamBatch:
     """False in later epochs over a task: such images were offered to the memory already"""
     last_of_task: bool = False
     """the task ends after it; where nobody can know that in advance, it ends when a batch of another task comes"""
+    marked: bool = True
+    """False where the task was guessed from labels"""
     progress: Progress = Progress()
     """where the learner stands when it meets the batch; the engine fills it in"""
 

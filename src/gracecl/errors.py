@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
+
 
 class UserError(Exception):
     """One sentence that names what is wrong and the remedy; the command prints it and exits with 2, without a traceback."""
+
+
+class Caution(UserWarning):
+    """One sentence about what was asked for and will not do what its name says."""
+
+
+def plain_cautions() -> None:
+    """Cautions are printed as sentences, without the place in the source where they arose."""
+    others = warnings.formatwarning
+
+    def plain(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+        return f"gracecl: {message}\n" if issubclass(category, Caution) else others(message, category, filename, lineno, line)
+
+    warnings.formatwarning = plain
 
 
 def sentence(error: UserError | OSError) -> str:

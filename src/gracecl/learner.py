@@ -88,13 +88,14 @@ class Learner:
         """Learns from one batch: uint8 images `[b, channels, height, width]` and their class numbers.
 
         `task` names the task; another name than the last one's ends that task. Without names, a batch that brings a label not met
-        before starts a task, if the method works with tasks. Returns the loss of each term and tapped layer (nothing where the
-        method only stored).
+        before starts a task, if the method works with tasks; as labels may stop being new while the stream goes on, what a method
+        does at task marks it then does every so many steps too (`every`, `refresh_every`). Returns the loss of each term and tapped
+        layer (nothing where the method only stored).
         """
         images, labels = self._images(x), self._labels(y)
         if len(images) != len(labels):
             raise UserError(f"{len(images)} images came with {len(labels)} labels; give one label per image")
-        outcome = self.engine.learn(StreamBatch(images, labels, task=self._number_of(task, labels)))
+        outcome = self.engine.learn(StreamBatch(images, labels, task=self._number_of(task, labels), marked=task is not None))
         if outcome is None:
             return {}
         losses = {row: value.tolist() for row, value in outcome.table.items()}

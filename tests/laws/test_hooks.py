@@ -13,7 +13,7 @@ from gracecl.methods.base import Addition, Method, Sum, Wrapper
 from gracecl.registry import methods
 
 NO_HOOKS = ("name", "as_learner")
-OF_A_CLASS = ("boundaries", "wants_taps", "repeats", "trains", "needs_attention")
+OF_A_CLASS = ("boundaries", "wants_taps", "repeats", "trains", "needs_attention", "clock")
 HOOKS = [name for name, value in vars(Method).items() if (callable(value) or isinstance(value, property)) and name[0] != "_"]
 HOOKS = [name for name in HOOKS if name not in NO_HOOKS]
 INSTEAD = {("ema", "eval_net")}

@@ -37,7 +37,7 @@ def some_logits(seed: int = 0, scale: float = 2.0) -> Tensor:
 
 @pytest.mark.parametrize("name", [name for name in controllers.names() if name != "forgetting"])
 def test_a_rule_gives_one_alpha_and_one_gamma_per_layer_and_moves_nothing(name: str) -> None:
-    rule = rules.build(name)
+    rule = rules.build(name, adaptive=True)
     signals = Signals(some_logits(), torch.tensor([0.4, 0.5, 0.7, 0.9]), torch.arange(20) % 6)
     first, second = rule(signals), rule(signals)
     for values, again in zip(first, second, strict=True):
@@ -51,14 +51,14 @@ def test_a_rule_gives_one_alpha_and_one_gamma_per_layer_and_moves_nothing(name: 
 
 @pytest.mark.parametrize("name", controllers.names())
 def test_nothing_known_about_the_past_means_alpha_is_one(name: str) -> None:
-    for rule, accuracy in ((rules.build(name), UNKNOWN), (rules.build(name, adaptive=False), torch.tensor([0.1, 0.2, 0.3, 0.9]))):
+    for rule, accuracy in ((rules.build(name, adaptive=True), UNKNOWN), (rules.build(name), torch.tensor([0.1, 0.2, 0.3, 0.9]))):
         alpha, _ = rule(Signals(some_logits(), accuracy, torch.arange(20) % 6))
         assert alpha.tolist() == [1.0] * 4
 
 
 def test_forgetting_weighs_layers_by_what_they_lost() -> None:
     """A running mean of the difference between two mean cross-entropies, then a softmax over the layers, all by loops."""
-    rule, rate, temperature = rules.build("forgetting(rate=0.25, temperature=0.7)"), 0.25, 0.7
+    rule, rate, temperature = rules.build("forgetting(rate=0.25, temperature=0.7, adaptive=True)"), 0.25, 0.7
     running = [0.0] * 4
     for step in range(3):
         logits, labels = some_logits(step), torch.arange(20) % 6
@@ -78,7 +78,7 @@ def test_forgetting_weighs_layers_by_what_they_lost() -> None:
                 of_kind[bool(past[image])].append(math.log(sum(map(math.exp, z))) - z[image % 6])
             difference = sum(of_kind[True]) / len(of_kind[True]) - sum(of_kind[False]) / len(of_kind[False])
             running[layer] += rate * (difference - running[layer])
-    again = rules.build("forgetting(rate=0.25, temperature=0.7)")
+    again = rules.build("forgetting(rate=0.25, temperature=0.7, adaptive=True)")
     again.load_state_dict(rule.state_dict())
     assert torch.equal(again(signals)[0], rule(signals)[0])
     assert rules.build("forgetting", adaptive=False)(signals)[0].tolist() == [1.0] * 4
@@ -244,7 +244,7 @@ class Net(nn.Module):
 
 
 def test_the_objective_is_the_papers_and_it_logs_itself() -> None:
-    feedback = gracecl.Feedback(layers=4)
+    feedback = gracecl.Feedback(layers=4, controller="paper(adaptive=True)")
     feedback.accuracy = torch.tensor([0.62, 0.71, 0.83, 0.86])
     logits, y = some_logits(), torch.arange(20) % 6
     ce = cross_entropy(logits, y)
@@ -307,7 +307,7 @@ def test_a_loop_of_five_lines_learns_and_alpha_moves() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(4)))
     net = gracecl.tap(model, classes=6, example=torch.randn(2, 8))
-    feedback = gracecl.Feedback(layers=net.layers)
+    feedback = gracecl.Feedback(layers=net.layers, controller="paper(adaptive=True)")
     centres = 2 * torch.randn(6, 8)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     for step in range(200):

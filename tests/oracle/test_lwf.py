@@ -225,3 +225,4 @@ def test_ticks_of_streams_without_task_marks() -> None:
     ticks = {every: [step for step in range(9) if Progress(step=step).tick(every)] for every in (0, 1, 4)}
     assert ticks == {0: [], 1: list(range(9)), 4: [3, 7]}
     assert not any(Progress(step=step, task=0).tick(4) for step in range(9))
+    assert any(Progress(step=step, task=0, marked=False).tick(4) for step in range(9))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -109,7 +110,7 @@ def close(one: Tensor, two: Tensor) -> None:
 @pytest.mark.parametrize("training", [True, False])
 def test_maps_are_averaged_and_mapped_to_the_last_width(training: bool) -> None:
     model = SmallResNet()
-    net = tap(model, at=["layer1", "layer2", "layer3"], classes=7).train(training)
+    net = tap(model, at=["layer1", "layer2", "layer3"], classes=7, embedding=128).train(training)
     x = torch.randn(5, 3, 32, 32)
     reference = copy.deepcopy(model)
     h, expected = F.relu(reference.stem(x)), []
@@ -420,7 +421,7 @@ def test_the_model_still_runs_by_itself_to_its_own_end() -> None:
 
 def test_the_model_s_own_head_is_neither_run_nor_trained() -> None:
     model = SmallResNet()
-    net = tap(model, classes=3)
+    net = tap(model, classes=3, embedding=128)
     runs: list[int] = []
     model.late_norm.register_forward_hook(lambda *call: runs.append(1))
     fc = model.fc.weight.detach().clone()
@@ -609,3 +610,46 @@ def test_a_model_of_another_precision_is_refused_in_a_sentence(kind: torch.dtype
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).to(kind)
     with pytest.raises(UserError, match=r"tap takes a model in float32, not .*; use model.float\(\)"):
         tap(model, classes=3, example=torch.zeros(2, 4, dtype=kind))
+
+
+def test_a_compiled_net_is_compiled_once() -> None:
+    """Nothing on the module changes from step to step, so no step is compiled anew."""
+    compiled = 0
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        nonlocal compiled
+        compiled += 1
+        return graph.forward
+
+    torch._dynamo.reset()
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(5, 5), nn.ReLU()) for _ in range(4)))
+    net = tap(model, classes=3, example=(1, 5))
+    stepped = torch.compile(net, backend=backend)
+    counts = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler's own
+        for _ in range(4):
+            stepped(torch.randn(2, 5)).logits.sum().backward()
+            counts.append(compiled)
+    assert counts[0] > 0
+    assert counts == counts[:1] * 4
+
+
+def test_projectors_are_made_where_they_are_asked_for() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(5, 5), nn.ReLU()) for _ in range(4)))
+    x = torch.randn(2, 5)
+    assert tap(model, classes=3, example=x, embedding=7)(x).embedding.shape == (4, 2, 7)
+    with pytest.raises(UserError, match=r"tap\(\.\.\., embedding=128\)"):
+        _ = tap(model, classes=3, example=x)(x).embedding
+
+
+def test_weights_that_no_tap_reads_are_not_trained() -> None:
+    """The model's own head stays as it is; every other weight gets a gradient."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(5, 5), nn.ReLU()) for _ in range(4)), nn.Linear(5, 9))
+    net = tap(model, classes=3, example=(1, 5))
+    net(torch.randn(2, 5)).logits.sum().backward()
+    assert {name for name, value in net.named_parameters() if not value.requires_grad} == {
+        "backbone.model.4.weight",
+        "backbone.model.4.bias",
+    }
+    assert all(value.grad is not None for value in net.parameters() if value.requires_grad)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -51,18 +52,22 @@ class Signals:
         *,
         summed: bool = False,
         past: Tensor | None = None,
+        agree: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """`logits [L, B, C]`; `accuracy [L]` on past images, NaN before it was measured; `classes [C]` that the entropy spans.
 
-        With `summed`, entropies are summed over the images instead of averaged. `past [B]` marks images from a memory.
+        With `summed`, entropies are summed over the images instead of averaged. `past [B]` marks images from a memory. `agree`
+        turns values of this process into those that all processes share.
         """
         self.logits, self.accuracy, self.labels, self._classes, self._past = logits, accuracy, labels, classes, past
+        self._agree = agree
         self._per_image = logits.shape[1] if summed else 1
 
     @cached_property
     def entropy(self) -> Tensor:
         """`[L]`: mean (or summed) entropy of each layer's softmax, in nats; gradients flow through it."""
-        return self._per_image * entropy(self.logits, self._classes)
+        own = self._per_image * entropy(self.logits, self._classes)
+        return own if self._agree is None else self._agree(own.detach()) + (own - own.detach())
 
     @property
     def widest(self) -> Tensor | float:
@@ -97,17 +102,18 @@ class Signals:
         of_entropy = (p * (log_p + h)).flatten(1).norm(dim=1)
         of_cross_entropy = (logits.softmax(dim=-1) - F.one_hot(self.labels, p.shape[-1])).flatten(1).norm(dim=1)
         ratio: Tensor = self._per_image * of_entropy / of_cross_entropy.clamp(min=1e-12)
-        return ratio
+        return ratio if self._agree is None else self._agree(ratio)
 
 
 @dataclass(eq=False, repr=False)
 class Controller:
-    """The paper's α, and no strength: a rule says what γ is."""
+    """The paper's α where it is asked for, and no strength: a rule says what γ is."""
 
     beta: float = 0.005
     """β, the base strength"""
-    adaptive: bool = True
-    """whether α follows the past accuracies; False is α = 1"""
+    adaptive: bool = False
+    """whether α follows the past accuracies; False is α = 1, for the paper's α can cost a learner accuracy, and γ alone does not
+    (docs/feedback.md). grace(...) is the paper's and sets it"""
     unbiased: bool = False
     """divide by L - 1 instead of L in standard deviations over the layers"""
     sigma_floor: float = LEAST_SPREAD

@@ -7,6 +7,12 @@ In a loop of your own, with no trainer, stream or memory of ours::
     out = net(x)
     loss = feedback(out.logits, ce_per_layer)        # Σ α·CE + γ·H, and it logs itself
     feedback.observe_past(net, past_x, past_y)       # once per task, or every k steps
+
+α stays 1 unless the rule says `adaptive=True`, as in `Feedback(net.layers, "paper(adaptive=True)")`, which is the paper's: in our
+runs its α lowered accuracy, and γ alone did no harm (docs/feedback.md).
+
+Under `torch.distributed`, where each process has images of its own, all processes follow the mean of their entropies and one
+accuracy of the past, so that α and γ are the same everywhere.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from gracecl import controllers
 from gracecl.controllers import Controller, Signals, spread
@@ -31,12 +37,23 @@ FETCH_EVERY = 500
 class Feedback:
     """What α and γ depend on, and the objective they make. Calling it is one step of a loop; `history` tells all of them."""
 
-    def __init__(self, layers: int, controller: str | Controller = "paper", device: torch.device | str = "cpu") -> None:
-        """`controller` is a feedback rule such as "bayes(tau=0.5)"; 'gracecl list controllers' names them."""
+    def __init__(
+        self,
+        layers: int,
+        controller: str | Controller = "paper",
+        device: torch.device | str = "cpu",
+        synchronise: bool = True,
+    ) -> None:
+        """`controller` is a feedback rule such as "bayes(tau=0.5)"; 'gracecl list controllers' names them.
+
+        With `synchronise`, the processes of `torch.distributed` agree on α and γ, and each of them must make the same calls; give
+        False where a process learns by itself.
+        """
         if layers < 1:
             raise UserError(f"feedback needs at least one tapped layer, not {layers}; give layers=net.layers")
         self.layers = layers
         self.controller = controllers.build(controller) if isinstance(controller, str) else controller
+        self.synchronise = synchronise
         self.accuracy = torch.full((layers,), torch.nan, device=device)
         """of each layer on past images, NaN before any was observed"""
         self._recent: dict[str, list[Tensor]] = {}
@@ -57,7 +74,8 @@ class Feedback:
                 f"feedback needs one loss per tapped layer, [{self.layers}], not {list(losses.shape)}; "
                 "gracecl.functional.losses.cross_entropy(logits, y) gives them"
             )
-        signals = Signals(logits, self.accuracy.to(logits.device), labels)
+        agree = self._mean_over_processes if self._shared else None
+        signals = Signals(logits, self.accuracy.to(logits.device), labels, agree=agree)
         alpha, gamma = self.controller(signals)
         total = (alpha * losses + self.controller.term(signals, gamma)).sum()
         with torch.no_grad():
@@ -68,7 +86,7 @@ class Feedback:
         return total
 
     def observe_past(self, net: nn.Module, x: Tensor, y: Tensor | npt.ArrayLike, batch: int = 256) -> Tensor:
-        """Measures each layer's accuracy on images of the past, which sets α from now on; returns the accuracies `[L]`.
+        """Measures each layer's accuracy on images of the past, which sets an adaptive α from now on; returns the accuracies `[L]`.
 
         `net(x)` gives taps or logits `[L, B, C]`. It is evaluated without gradients and left in the mode it was in. Images may
         be on another device than the net; they are brought to it batch by batch.
@@ -89,8 +107,22 @@ class Feedback:
                     )
                 wanted = labels[start : start + batch].to(logits.device)
                 right = right.to(logits.device) + (logits.argmax(dim=-1) == wanted).sum(dim=-1)
-        self.accuracy = right / len(labels)
+        counted = torch.cat([right, right.new_tensor([len(labels)])])
+        if self._shared:
+            distributed.all_reduce(counted)
+        self.accuracy = counted[:-1] / counted[-1]
         return self.accuracy
+
+    @property
+    def _shared(self) -> bool:
+        """Whether other processes train the same net."""
+        return self.synchronise and distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+    @staticmethod
+    def _mean_over_processes(values: Tensor) -> Tensor:
+        shared = values.clone()
+        distributed.all_reduce(shared)
+        return shared / distributed.get_world_size()
 
     @property
     def history(self) -> dict[str, npt.NDArray[np.float32]]:

@@ -106,6 +106,8 @@ class Engine:
 
     def meet(self, batch: StreamBatch) -> StreamBatch:
         """Moves to the batch's task and adds its labels to those met; returns the batch as hooks see it, on the device."""
+        if batch.marked != self.progress.marked:
+            self.progress = replace(self.progress, marked=batch.marked)
         progress = self.progress
         if batch.task != progress.task:
             self.end_task()
@@ -231,7 +233,7 @@ class Engine:
         fit = self.unfinished_fit
         unfinished = {} if fit is None else {"fit": fit.state_dict()}
         return unfinished | {
-            "progress": {name: getattr(self.progress, name) for name in ("step", "task", "first_of_task")}
+            "progress": {name: getattr(self.progress, name) for name in ("step", "task", "first_of_task", "marked")}
             | {"seen": list(self.progress.seen), "current": list(self.progress.current)},
             "task_open": self.task_open,
             "images_seen": self.images_seen,
@@ -244,7 +246,8 @@ class Engine:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         at = state["progress"]
-        self.progress = Progress(at["step"], at["task"], at["first_of_task"], tuple(at["seen"]), tuple(at["current"]))
+        seen, current = tuple(at["seen"]), tuple(at["current"])
+        self.progress = Progress(at["step"], at["task"], at["first_of_task"], seen, current, at.get("marked", True))
         self.task_open, self.images_seen, self.ready_at = state["task_open"], state["images_seen"], -1
         self.net.load_state_dict(state["net"])
         self.method.load_state_dict(state["method"])

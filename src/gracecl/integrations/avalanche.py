@@ -4,7 +4,8 @@
     strategy = Replay(model=LastExit(net), plugins=[GracePlugin()], ...)
 
 The strategy's own criterion becomes one loss per tapped layer, weighted by α; γ times each layer's entropy is added; whatever other
-plugins add (a penalty, a distillation) stays. After each experience the layers' accuracies on past images set the next α.
+plugins add (a penalty, a distillation) stays. With `GracePlugin("paper(adaptive=True)")`, the paper's whole rule, the layers'
+accuracies on past images set the next α after each experience; without, α stays 1, as that α lowered accuracy in our runs.
 
 This is for strategies whose loss is `criterion(mb_output, mb_y)` and what plugins add to it: Naive, Replay, EWC, LwF, SI, GEM and
 others. Those with a loop and a loss of their own (DER, ER_ACE, SCR) are methods of this library instead: `grace(derpp())`.
@@ -30,6 +31,10 @@ with warnings.catch_warnings():
     SupervisedPlugin: Any = optional_package("avalanche.training.plugins", "avalanche", "GracePlugin").SupervisedPlugin
 
 
+TEMPLATES = "avalanche.training.templates"
+"""where the loop and the loss are defined that feedback goes into"""
+
+
 class GracePlugin(SupervisedPlugin):  # type: ignore[misc]
     """Feedback for a strategy whose model is a `LastExit(gracecl.tap(...))`; `plugin.feedback.history` tells what it did."""
 
@@ -40,6 +45,12 @@ class GracePlugin(SupervisedPlugin):  # type: ignore[misc]
         self.feedback: Feedback | None = None
 
     def before_training(self, strategy: Any, **kwargs: Any) -> None:
+        for part in ("training_epoch", "criterion"):
+            if not getattr(type(strategy), part).__module__.startswith(TEMPLATES):
+                raise UserError(
+                    f"GracePlugin: {type(strategy).__name__} has a {part} of its own, which feedback does not fit; use a strategy "
+                    "whose loss is criterion(mb_output, mb_y), such as Naive or Replay, or a method of this library, grace(derpp())"
+                )
         if self.feedback is None:
             layers = find_exit(strategy.model).net.layers
             self.feedback = Feedback(layers, self._controller, strategy.device)

@@ -50,6 +50,8 @@ class Method:
     nothing is trained by gradients and a wrapper has nothing to act on"""
     needs_attention: ClassVar[bool] = False
     """whether it works on transformers alone"""
+    clock: ClassVar[str | None] = None
+    """the option that says every how many steps it does without task marks what it does at them"""
 
     def __post_init__(self) -> None:
         spec.check_fields(self, self.name)
@@ -177,6 +179,12 @@ class Method:
     def task_values(self) -> dict[str, list[float]]:
         """Per-layer values fixed for a task, recorded at its end."""
         return {}
+
+
+def parts_of(method: Method) -> list[Method]:
+    """A method and those inside it."""
+    inside = (getattr(method, field.name) for field in dataclasses.fields(method))
+    return [method, *(part for inner in inside if isinstance(inner, Method) for part in parts_of(inner))]
 
 
 @dataclass(eq=False, repr=False)

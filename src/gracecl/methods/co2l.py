@@ -79,6 +79,7 @@ class Co2L(Replay):
     """steps after which the teacher is renewed on a stream without task marks, which is our extension; 0 is never"""
 
     boundaries: ClassVar[Boundaries] = "used"
+    clock = "every"
 
     def __post_init__(self) -> None:
         super().__post_init__()

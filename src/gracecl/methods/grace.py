@@ -96,6 +96,7 @@ class Grace(Wrapper):
     """steps after which α is renewed on a stream without task marks; 0 leaves it at 1 there"""
 
     own_boundaries: ClassVar[Boundaries] = "used"
+    clock = "refresh_every"
     wants_taps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

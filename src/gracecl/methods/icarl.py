@@ -67,6 +67,7 @@ class ICaRL(Replay):
     """predict by the nearest mean of exemplars, or by the largest output (the paper's hybrid1)"""
 
     boundaries: ClassVar[Boundaries] = "used"
+    clock = "every"
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

@@ -43,6 +43,7 @@ class LwF(Addition):
     """steps after which the teacher is renewed on a stream without task marks, which is our extension; 0 is never"""
 
     boundaries: ClassVar[Boundaries] = "used"
+    clock = "every"
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

@@ -58,6 +58,7 @@ class OCM(RotationContrast):
     """steps after which the teacher is renewed on a stream without task marks, which is our extension; 0 is never"""
 
     boundaries: ClassVar[Boundaries] = "used"
+    clock = "every"
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

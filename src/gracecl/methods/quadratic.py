@@ -41,6 +41,7 @@ class QuadraticPenalty(Addition):
     """steps between two consolidations on a stream without task marks, which is our extension; 0 is never"""
 
     boundaries: ClassVar[Boundaries] = "used"
+    clock = "every"
     half: ClassVar[bool] = False
     """whether the paper writes the penalty as λ/2 instead of λ times the sum"""
 

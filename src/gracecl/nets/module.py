@@ -45,7 +45,7 @@ def tap(
     classes: int,
     taps: int = 4,
     example: Tensor | Sequence[int] | None = None,
-    embedding: int = 128,
+    embedding: int | None = None,
     pool: Pool = "auto",
 ) -> TappedNet:
     """The model with a classifier at each tap; `net(x)` takes what the model takes, `net.backbone.names` says where it is tapped.
@@ -54,6 +54,8 @@ def tap(
     are tapped, at most `taps`. `example` is an input or its shape, batch first, for models from which it cannot be guessed. `pool`
     says how maps and sequences become vectors: "maps" averages over all axes after the second, "mean" over those between the first
     and the last, "class" takes the first token; "auto" decides by the shape and by whether the model has a class token.
+    `embedding` is the width of projectors for contrastive terms, `net(x).embedding`; None is none. Weights of the model that no tap
+    depends on, such as its own head, are no longer trained, so that DistributedDataParallel does not wait for them.
     """
     if classes < 1:
         raise UserError(f"tap needs at least one class, not {classes}")
@@ -63,7 +65,8 @@ def tap(
             f"tap takes a model in float32, not {str(weight.dtype).removeprefix('torch.')}; "
             "use model.float(), and torch.autocast around the loop for half precision"
         )
-    net = TappedNet(ModuleBackbone(model, at, taps, example=example, pool=pool), classes, embedding=embedding)
+    backbone = ModuleBackbone(model, at, taps, example=example, pool=pool, freeze_unread=True)
+    net = TappedNet(backbone, classes, embedding=embedding)
     return net if weight is None else net.to(weight.device)
 
 
@@ -81,10 +84,12 @@ class ModuleBackbone(Backbone):
         at_most: bool = True,
         example: Tensor | Sequence[int] | None = None,
         pool: Pool = "auto",
+        freeze_unread: bool = False,
     ) -> None:
         """`at_most` says that `taps` was not asked for: all that `at` names are tapped, or as many blocks as there are up to it.
 
-        Otherwise there must be so many; names are counted from the last.
+        Otherwise there must be so many; names are counted from the last. `freeze_unread` stops the training of weights that no tap
+        depends on.
         """
         super().__init__()
         if pool not in get_args(Pool):
@@ -107,6 +112,15 @@ class ModuleBackbone(Backbone):
         self.readers = nn.ModuleList(Reader(kind, width, self.width) for kind, width in zip(pools, widths, strict=True))
         self.last_runs = run.finished.count(self.names[-1])
         """how often the last tapped module runs in a forward; a tap reads what its module returned last"""
+        if freeze_unread:
+            self._freeze_unread(run.x)
+
+    def _freeze_unread(self, x: Tensor) -> None:
+        weights = [weight for weight in self.model.parameters() if weight.requires_grad]
+        with in_mode(self, training=False), torch.enable_grad():
+            gradients = torch.autograd.grad(self(x).sum(), weights, allow_unused=True) if weights else ()
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.requires_grad_(gradient is not None)
 
     def tap_parts(self) -> list[nn.Module]:
         return [self.readers]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gracecl.core import Taps
+from gracecl.errors import UserError
 from gracecl.functional.augment import Pixels
 from gracecl.functional.optim import ParameterGroup
 from gracecl.nets.mode import in_mode
@@ -89,6 +90,13 @@ class StackedLinear(nn.Module):
         return torch.baddbmm(self.bias, x, self.weight)
 
 
+class NoProjector(nn.Module):
+    """In the place of projectors in a net that was made without."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        raise UserError("this net has no projectors, which contrastive terms need; make it with tap(..., embedding=128)")
+
+
 class UnchangedInputs(Pixels):
     """For inputs that are no raw images: whatever the net takes, of any shape."""
 
@@ -113,13 +121,18 @@ class Meter:
 class TappedNet(nn.Module):
     """Backbone, and per tap a linear classifier and a linear projector for contrastive terms."""
 
-    def __init__(self, backbone: Backbone, classes: int, pixels: Pixels | None = None, embedding: int = 128) -> None:
-        """`pixels` says how raw images become the net's inputs; None is for inputs that are taken as they are."""
+    def __init__(self, backbone: Backbone, classes: int, pixels: Pixels | None = None, embedding: int | None = 128) -> None:
+        """`pixels` says how raw images become the net's inputs; None is for inputs that are taken as they are.
+
+        `embedding` is the width of the projectors; None is no projector.
+        """
         super().__init__()
         self.backbone = backbone
         self.layers, self.width, self.classes = backbone.layers, backbone.width, classes
         self.classifier = StackedLinear(self.layers, self.width, classes)
-        self.projector = StackedLinear(self.layers, self.width, embedding)
+        self.projector: StackedLinear = (
+            NoProjector() if embedding is None else StackedLinear(self.layers, self.width, embedding)  # type: ignore[assignment]
+        )
         self.extras = nn.ModuleDict()
         """modules that methods add, trained and saved with the net"""
         self.pixels = pixels if pixels is not None else UnchangedInputs()

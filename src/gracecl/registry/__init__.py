@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -45,10 +46,16 @@ class Registry:
         self.loaded: dict[str, Any] = {}
         self._name_of: dict[Any, str] = {}
 
-    def register(self, name: str) -> Callable[[T], T]:
-        """Decorator: the class or function below it goes by `name`."""
+    def register(self, name: str, override: bool = False) -> Callable[[T], T]:
+        """Decorator: the class or function below it goes by `name`, which may be one of this package's only with `override`."""
 
         def keep(thing: T) -> T:
+            outside = not str(getattr(thing, "__module__", "")).startswith(f"{self.package}.")
+            if outside and not override and normal(name) in self.written:
+                raise UserError(
+                    f"'{name}' is a {self.kind} of gracecl itself; register yours under another name, "
+                    f'or write register("{name}", override=True) to put it in its place'
+                )
             self.loaded[normal(name)] = thing
             self._name_of[thing] = normal(name)
             return thing
@@ -95,33 +102,65 @@ class Registry:
         return self.loaded[key]
 
 
+_plugins: dict[str, str] = {}
+"""plugins that were loaded, each with a digest of its source as it then was"""
+
+
 def load_plugins(names: Iterable[str]) -> tuple[str, ...]:
-    """Imports modules by name or by file, so that what they register is known; returns names that hold in any folder."""
+    """Imports modules by name or by file, so that what they register is known; returns names that hold in any folder.
+
+    A file that changed since it was loaded is loaded anew.
+    """
     return tuple(_load_plugin(name) for name in names)
 
 
+def plugin_digest(names: Iterable[str]) -> str | None:
+    """A short digest of what plugins, which are loaded, consist of; None for none."""
+    digests = [_plugins[name] for name in load_plugins(names)]
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12] if digests else None
+
+
 def _load_plugin(name: str) -> str:
-    file = Path(name).resolve()
     try:
+        file = Path(name).resolve()
         if file.suffix != ".py":
-            importlib.import_module(name)
+            module = importlib.import_module(name)
+            if name not in _plugins:
+                _plugins[name] = _digest(Path(getattr(module, "__file__", None) or ""))
             return name
-        module_name = f"gracecl_plugin_{file.stem}"
-        if getattr(sys.modules.get(module_name), "__file__", None) == str(file):
-            return str(file)
-        spec = importlib.util.spec_from_file_location(module_name, file)
-        if spec is None or spec.loader is None:
-            raise ImportError("not a Python file")
-        # Dataclasses look for the names in their annotations in sys.modules.
-        module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[module_name]
-            raise
+        digest = _digest(file)
+        if _plugins.get(str(file)) != digest or f"gracecl_plugin_{file.stem}" not in sys.modules:
+            _execute(file)
+            _plugins[str(file)] = digest
         return str(file)
-    except (ImportError, OSError, SyntaxError, ValueError, TypeError) as error:
-        raise UserError(f"cannot import the plugin '{name}' ({error}); give a module name or a .py file") from None
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever somebody else's code may do)
+        why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise UserError(
+            f"cannot import the plugin '{name}' ({why}); give a module name or a .py file that can be imported"
+        ) from None
+
+
+def _execute(file: Path) -> None:
+    """Imports a file under a name of its own."""
+    module_name = f"gracecl_plugin_{file.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError("not a Python file")
+    # Dataclasses look for the names in their annotations in sys.modules.
+    module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+
+
+def _digest(file: Path) -> str:
+    """Of a module's file, or of all files of a package; of nothing where there is no source."""
+    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file] if file.is_file() else []
+    return hashlib.sha256(b"\0".join(part.read_bytes() for part in files)).hexdigest()
 
 
 def _registered_names(node: ast.ClassDef | ast.FunctionDef) -> list[str]:

@@ -28,7 +28,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any, Literal
 
-from gracecl.errors import UserError, sentence
+from gracecl.errors import UserError, plain_cautions, sentence
 from gracecl.runs import watch
 from gracecl.runs.run import Interrupted, RunConfig, Work, resume_command, stop_requests
 
@@ -239,6 +239,7 @@ def serve() -> None:
     """What a child does all its life."""
     reports = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
     os.dup2(2, 1)  # whatever else is printed must not be taken for a report
+    plain_cautions()
     orders: SimpleQueue[bytes] = SimpleQueue()
 
     def tell(**message: Any) -> None:

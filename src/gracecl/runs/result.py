@@ -145,7 +145,7 @@ def configuration(
 
     An option that is None is one not given.
     """
-    given = by_name(RunConfig, not_none(options), list(inspect.signature(run).parameters), "a run")
+    given = by_name(RunOptions, not_none(options), list(inspect.signature(run).parameters), "a run")
     if isinstance(given.get("stream"), Stream):
         raise UserError("a run takes the expression of a stream, such as 'split-digits(tasks=5)'; Learner.fit learns from a Stream")
     config = RunConfig(repr(method) if isinstance(method, Method) else method, **given)

@@ -41,13 +41,16 @@ WITHOUT_EFFECT = ("seed", "checkpoint_every", "snapshots")
 """fields that do not make another configuration: the seed has a folder of its own, the others change no result"""
 ALWAYS_WRITTEN = ("method", "net", "memory", "seed", "stream")
 """fields that every config.json has; an older one may lack others, which then have their defaults"""
-CAME_LATER = {"normalise": OF_THE_DATA}
+CAME_LATER = {"normalise": OF_THE_DATA, "plugin_code": None}
 """fields that older runs lack: at this value they leave the name of a run's folder as it was, so that the run is found again"""
 
 
 @dataclass(frozen=True)
 class RunConfig(RunOptions, Recipe):
     """A recipe, the stream it learns from, and how often to look."""
+
+    plugin_code: str | None = None
+    """digest of the source of the run's plugins, which says what its names mean; None without any"""
 
     def canonical(self) -> RunConfig:
         """The same configuration in its own words: `GRACE` and `grace(mose())` are one."""
@@ -78,7 +81,7 @@ class Work:
     @classmethod
     def new(cls, config: RunConfig, out: Path, data_root: str | Path | None = None, plugins: tuple[str, ...] = ()) -> Work:
         """A configuration in its place below `out`, where an earlier attempt may have begun it."""
-        config = config.canonical()
+        config = replace(config.canonical(), plugin_code=registry.plugin_digest(plugins))
         return cls(config, config.folder(out), data_root, plugins)
 
     @classmethod
@@ -127,8 +130,18 @@ class Work:
             raise UserError(f"cannot make the run's folder ({error}); choose another --out") from None
         with _locked(self.folder):
             if not self.finished:
-                _train(replace(self, plugins=registry.load_plugins(self.plugins)), watch or Watch(), threads)
+                _train(replace(self, plugins=self._load_plugins()), watch or Watch(), threads)
         return self.folder
+
+    def _load_plugins(self) -> tuple[str, ...]:
+        """The run's own code, loaded, if it is still the code that it began with."""
+        plugins, noted = registry.load_plugins(self.plugins), self.config.plugin_code
+        if noted is not None and noted != registry.plugin_digest(plugins):
+            raise UserError(
+                f"{', '.join(plugins) or 'the plugin'} is not what it was when the run in {self.folder} began; "
+                "start a new run with 'gracecl run', or put the file back"
+            )
+        return plugins
 
 
 class Interrupted(KeyboardInterrupt):
@@ -250,7 +263,7 @@ def _write_config(work: Work, trainer: Trainer) -> None:
     """What was asked for and what it became, for the report and for whoever finds the folder."""
     engine = trainer.engine
     described: dict[str, Any] = {
-        **asdict(work.config),
+        **{name: value for name, value in asdict(work.config).items() if (name, value) != ("plugin_code", None)},
         "stream_hash": trainer.stream.hash,
         "stream_steps": len(trainer.stream),
         "tasks": len(trainer.stream.marks),

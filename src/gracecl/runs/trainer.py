@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,8 +14,8 @@ from gracecl.core import Ints
 from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import Evaluation, evaluate
 from gracecl.engine.fit import Fit
-from gracecl.errors import UserError
-from gracecl.methods.base import Method
+from gracecl.errors import Caution, UserError
+from gracecl.methods.base import Method, parts_of
 from gracecl.runs.record import Recorder
 from gracecl.streams import Stream
 
@@ -38,9 +39,19 @@ class Timing:
 
 
 def check_marks(method: Method, stream: Stream) -> None:
-    """A method that works with tasks cannot learn from a stream without them."""
-    if method.boundaries == "required" and not stream.has_tasks:
+    """A method that works with tasks cannot learn from a stream without them; one that goes by the steps there needs enough."""
+    if stream.has_tasks:
+        return
+    if method.boundaries == "required":
         raise UserError(f"{method!r} needs a stream with task marks, and this one has none")
+    for part in parts_of(method):
+        if part.clock is not None and (every := getattr(part, part.clock)) > len(stream):
+            warnings.warn(
+                f"this stream has no task marks, so {part.name} acts every {every} steps, which its {len(stream)} steps never "
+                f"reach; give {part.name}({part.clock}=…) a smaller number",
+                Caution,
+                stacklevel=2,
+            )
 
 
 @dataclass
