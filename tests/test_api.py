@@ -123,11 +123,11 @@ def test_options_are_the_fields_of_the_configuration() -> None:
 def test_options_are_written_once() -> None:
     """Signature, default and sentence of each are those of its field, for the learner, the run and the command."""
     words = options.sentences(RunOptions)
-    assert list(words) == ["told_of_as", *(field.name for field in dataclasses.fields(RunConfig))]
+    assert list(words) == ["told_of_as", *(field.name for field in dataclasses.fields(RunOptions))]
     of_run_alone = {*words} - {*options.sentences(LearnerOptions)}
     for function, left_out in ((Learner.__init__, of_run_alone), (gracecl.run, set()), (cli.run, {"seed"})):
         parameters = inspect.signature(function).parameters
-        for field in dataclasses.fields(RunConfig):
+        for field in dataclasses.fields(RunOptions):
             if field.name == "method" or field.name in left_out:
                 continue
             default = None if function is cli.run and field.name in ("augment", "optimizer") else field.default
