@@ -372,8 +372,8 @@ def test_wrong_images_are_a_sentence_when_predicting_too(kind: str, batches: Bat
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"classes": 0}, "at least one class"),
-        ({"classes": -3}, "at least one class"),
+        ({"classes": 0}, "number of classes, at least 1"),
+        ({"classes": -3}, "number of classes, at least 1"),
         ({"shape": (8, 8)}, r"shape is \(channels, height, width\)"),
         ({"shape": (1, 0, 8)}, r"shape is \(channels, height, width\)"),
         ({"memory": -1}, "memory"),

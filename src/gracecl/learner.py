@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import functools
+import threading
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,7 @@ from gracecl.runs.record import FLUSH_EVERY, fetch
 from gracecl.runs.trainer import check_marks
 from gracecl.streams import Stream
 
+F = TypeVar("F", bound=Callable[..., Any])
 Images = Tensor | npt.NDArray[Any]
 Labels = Tensor | npt.NDArray[Any] | Sequence[int]
 
@@ -47,8 +50,19 @@ class Accuracy:
         return float(np.nanmean(self.per_task))
 
 
+def one_at_a_time(function: F) -> F:
+    """What a learner does in one thread, other threads wait for."""
+
+    @functools.wraps(function)
+    def alone(self: Learner, *args: Any, **named: Any) -> Any:
+        with self._lock:
+            return function(self, *args, **named)
+
+    return alone  # type: ignore[return-value]
+
+
 class Learner:
-    """Keeps learning from batches of labelled images.
+    """Keeps learning from batches of labelled images. Several threads may use it; each call waits for the one before.
 
     >>> learner = Learner("grace", classes=10, shape=(3, 32, 32))
     >>> learner.learn(x, y)                      # as often as batches come; x is uint8 [b, 3, 32, 32]
@@ -70,21 +84,33 @@ class Learner:
         **more: Any,
     ) -> None:
         """`mean` and `std` are those of the pixels scaled to [0, 1], per channel; the default is 1/2 and 1/4."""
-        if classes < 1:
-            raise UserError(f"a learner needs at least one class, not {classes}")
-        if len(shape) != 3 or min(shape) < 1:
-            raise UserError(f"shape is (channels, height, width), all at least 1, not {tuple(shape)}")
+        if not _is_count(classes):
+            raise UserError(f"classes is the number of classes, at least 1, not {classes!r}")
+        if not isinstance(shape, Sequence) or len(shape) != 3 or not all(map(_is_count, shape)):
+            raise UserError(f"shape is (channels, height, width), whole numbers of at least 1, not {shape!r}")
         name = method if isinstance(method, str) else repr(method)
         self.recipe = Recipe(name, **options.by_name(Recipe, more, ("classes", "shape", "mean", "std"), "a learner"))
         self.classes, self.shape = classes, tuple(shape)
-        self.mean = tuple(map(float, mean)) if mean is not None else (0.5,) * shape[0]
-        self.std = tuple(map(float, std)) if std is not None else (0.25,) * shape[0]
+        try:
+            self.mean = tuple(map(float, mean)) if mean is not None else (0.5,) * shape[0]
+            self.std = tuple(map(float, std)) if std is not None else (0.25,) * shape[0]
+        except (TypeError, ValueError):
+            raise UserError(f"mean and std are lists of numbers, not {mean!r} and {std!r}") from None
         if not len(self.mean) == len(self.std) == shape[0]:
             raise UserError(f"mean and std need one number for each of the {shape[0]} channels")
         self.engine = self.recipe.build(shape, classes, self.mean, self.std)
         self.method, self.net = self.engine.method, self.engine.net
         self._task: str | int | None = None
+        self._lock = threading.RLock()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the lock, which cannot be copied."""
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = state | {"_lock": threading.RLock()}
+
+    @one_at_a_time
     def learn(self, x: Images, y: Labels, task: Hashable = None) -> dict[str, list[float]]:
         """Learns from one batch: uint8 images `[b, channels, height, width]` and their class numbers.
 
@@ -103,6 +129,7 @@ class Learner:
         check_losses(losses, self.engine.progress.step - 1)
         return losses
 
+    @one_at_a_time
     def fit(self, stream: Stream | str, data: str | Path | None = None) -> Learner:
         """Learns a whole stream, ending tasks where it says so; returns the learner.
 
@@ -125,14 +152,17 @@ class Learner:
                 tables.clear()
         return self
 
+    @one_at_a_time
     def end_task(self) -> None:
         """Tells the method that the task is over, as the start of another one does; useful before evaluating."""
         self.engine.end_task()
 
+    @one_at_a_time
     def predict(self, x: Images, rule: str | None = None) -> Ints:
         """The class of each image, among those met so far."""
         return np.concatenate([columns[scores.argmax(dim=1)].cpu().numpy() for scores, columns in self._scores(x, rule)])
 
+    @one_at_a_time
     def predict_proba(self, x: Images, rule: str | None = None) -> npt.NDArray[np.float32]:
         """`[n, classes]`: the softmax of the rule's scores, 0 for classes not met; flat where the rule is a nearest-mean one."""
         chances = []
@@ -142,6 +172,7 @@ class Learner:
             chances.append(full.numpy())
         return np.concatenate(chances)
 
+    @one_at_a_time
     def evaluate(
         self,
         x: Images | Stream | str,
@@ -174,6 +205,7 @@ class Learner:
             per_task = np.bincount(numbers, weights=right) / np.bincount(numbers)
         return Accuracy(float(right.mean()), per_task, rule or self.method.rule)
 
+    @one_at_a_time
     def save(self, path: str | Path) -> None:
         """Everything needed to go on exactly from here, in one file."""
         data = {"classes": self.classes, "shape": self.shape, "mean": self.mean, "std": self.std}
@@ -186,9 +218,14 @@ class Learner:
         state = checkpoint.load(Path(path), remedy="take an earlier copy of it")
         if "learner" not in state:
             raise UserError(f"{path} is the checkpoint of a run, not of a learner; continue it with 'gracecl resume'")
-        learner = cls(**state["learner"] | {"shape": tuple(state["learner"]["shape"])}, device=device)
-        learner.engine.load_state_dict(state["engine"])
-        learner._task = state["task"]
+        try:
+            learner = cls(**state["learner"] | {"shape": tuple(state["learner"]["shape"])}, device=device)
+            learner.engine.load_state_dict(state["engine"])
+            learner._task = state["task"]
+        except UserError as error:
+            raise UserError(f"{path} does not hold a learner that can be made here: {error}") from None
+        except Exception as error:  # noqa: BLE001 (whatever a changed byte may lead to)
+            raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); load another copy of it") from None
         return learner
 
     def __repr__(self) -> str:
@@ -196,6 +233,8 @@ class Learner:
         return f"Learner({self.method!r}, {len(progress.seen)} of {self.classes} classes met in {progress.step} steps)"
 
     def _scores(self, x: Images, rule: str | None) -> list[tuple[Tensor, Tensor]]:
+        if rule is not None and not isinstance(rule, str):
+            raise UserError(f"rule is a name such as 'linear_last', not {rule!r}")
         net, images = self.engine.ready_to_predict(), self._images(x)
         return [seen_scores(self.method, out, self.engine.progress, rule or self.method.rule) for _, out in net.sweep(images)]
 
@@ -241,6 +280,10 @@ class Learner:
                 f"label {wrong[0]} is not one of the declared classes 0 to {self.classes - 1}; declare more with classes="
             )
         return labels
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(1 <= value < 1 << 31)
 
 
 def _whole_numbers(values: Labels, what: str) -> Ints:

@@ -58,7 +58,7 @@ def test_nothing_known_about_the_past_means_alpha_is_one(name: str) -> None:
 
 def test_forgetting_weighs_layers_by_what_they_lost() -> None:
     """A running mean of the difference between two mean cross-entropies, then a softmax over the layers, all by loops."""
-    rule, rate, temperature = rules.build("forgetting(rate=0.25, temperature=0.7)"), 0.25, 0.7
+    rule, rate, temperature = rules.build("forgetting(rate=0.25, temperature=0.7, adaptive=True)"), 0.25, 0.7
     running = [0.0] * 4
     for step in range(3):
         logits, labels = some_logits(step), torch.arange(20) % 6
@@ -78,7 +78,7 @@ def test_forgetting_weighs_layers_by_what_they_lost() -> None:
                 of_kind[bool(past[image])].append(math.log(sum(map(math.exp, z))) - z[image % 6])
             difference = sum(of_kind[True]) / len(of_kind[True]) - sum(of_kind[False]) / len(of_kind[False])
             running[layer] += rate * (difference - running[layer])
-    again = rules.build("forgetting(rate=0.25, temperature=0.7)")
+    again = rules.build("forgetting(rate=0.25, temperature=0.7, adaptive=True)")
     again.load_state_dict(rule.state_dict())
     assert torch.equal(again(signals)[0], rule(signals)[0])
     assert rules.build("forgetting", adaptive=False)(signals)[0].tolist() == [1.0] * 4

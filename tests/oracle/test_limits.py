@@ -42,7 +42,7 @@ def function(
 @pytest.mark.parametrize(
     ("name", "inside"),
     [
-        ("count", [2, 3, 10**400]),
+        ("count", [2, 3, 10**18]),
         ("few", [3, 0, -5]),
         ("temperature", [1e-300, 1, 1e300]),
         ("early", [0.999, 0, -3.0]),

@@ -144,7 +144,7 @@ def test_as_many_taps_as_blocks_where_nobody_asked() -> None:
         ("vit(patch=4, depth=3)", 4, "3 blocks"),
         ("vit(patch=4, dim=10, heads=3)", None, "multiple of heads"),
         ("vit(patch=0)", None, "at least 1"),
-        ("vit(patch=4, depth=0)", None, "at least 1"),
+        ("vit(patch=4, depth=0)", None, "between 1 and 1000"),
         ("vit(patch=4, mlp_ratio=0)", None, "mlp_ratio"),
         ("vit(patch=4, weights=3)", None, "weights"),
     ],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -28,6 +29,7 @@ from gracecl.data.progress import Advance, progress
 from gracecl.data.source import Contents
 from gracecl.errors import UserError
 from gracecl.files import file_digests, read_sealed, sealed
+from gracecl.machine import check_room
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +87,7 @@ def decoded(
         if (ready := _opened(entry, key, limit)) is not None:
             return ready
         contents = read()
+        _check_room(entry, contents, extent, limit)
         try:
             _sweep(entry, alone)
             _write(entry, key, contents, extent, title)
@@ -96,6 +99,17 @@ def decoded(
             if (ready := _opened(entry, key, limit)) is not None:
                 return ready
     return _in_memory(contents, extent, title)
+
+
+def _check_room(entry: Path, contents: Contents, extent: Extent | None, limit: int) -> None:
+    """Decoded images must fit into memory, or onto the disk where they are mapped from there."""
+    parts = (contents.train, contents.test)
+    sizes = [len(part) * part.channels * math.prod(extent or part.native) for part in parts]
+    what, remedy = (
+        f"{sum(map(len, parts))} images of {' × '.join(map(str, extent or parts[0].native))} pixels",
+        "use a smaller size",
+    )
+    check_room(sum(sizes), what, remedy, shutil.disk_usage(entry.parent).free if max(sizes) > limit else None)
 
 
 @contextmanager

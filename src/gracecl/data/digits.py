@@ -10,6 +10,7 @@ from gracecl.data.arrays import from_arrays
 from gracecl.data.dataset import Data
 from gracecl.data.pixels import resized
 from gracecl.data.splits import held_out
+from gracecl.machine import check_room
 from gracecl.registry import datasets
 
 SIZE = 16
@@ -28,6 +29,7 @@ def digits(root: Path, size: int | None) -> Data:
     original = load_digits()
     grey = np.rint(original.images * (255 / 16)).astype(np.uint8)
     side = size or SIZE
+    check_room(len(grey) * side**2, f"{len(grey)} images of {side} × {side} pixels", "use a smaller size")
     images = np.stack([resized(image[None], (side, side)) for image in grey]).transpose(0, 2, 3, 1)
     labels = original.target.astype(np.int64)
     test = held_out([str(row) for row in range(len(labels))], labels, TEST_FRACTION, seed=0)

@@ -10,6 +10,7 @@ import ssl
 import tempfile
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 
@@ -58,6 +59,8 @@ def fetch(url: str, file: Path, sha256: str | None, *, show: bool = True) -> Non
     """Make `file` from `url`; a `.part` file beside it keeps what has arrived until it is whole and checked."""
     if not url.startswith(("http://", "https://")):
         raise UserError(f"cannot download '{url}': the address must begin with http:// or https://")
+    if not _is_address(url):
+        raise UserError(f"cannot download {url!r}: that is no web address; write for example https://example.org/file.tar.gz")
     if file.is_file() and (sha256 is None or _digest(file) == sha256):
         return
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -70,6 +73,15 @@ def fetch(url: str, file: Path, sha256: str | None, *, show: bool = True) -> Non
             "the file was removed, so run this again or use another address"
         )
     os.replace(part, file)
+
+
+def _is_address(url: str) -> bool:
+    """Whether a URL names a host, perhaps a port, and holds no blanks or control characters."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        return bool(parts.hostname) and (parts.port is None or parts.port > 0) and url.isprintable() and " " not in url
+    except ValueError:
+        return False
 
 
 def _download(url: str, part: Path, show: bool) -> None:

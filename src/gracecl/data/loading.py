@@ -141,7 +141,7 @@ def _picked(data: Data, classes: str | Sequence[int]) -> Data:
     if len(set(wanted)) < len(wanted):
         raise UserError(f"classes names some class twice: {classes}")
     for number in wanted:
-        if not isinstance(number, int | np.integer) or not 0 <= number < data.classes:
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number < data.classes:
             raise UserError(f"classes asks for class {number!r}, but {data.name} has 0 … {data.classes - 1}")
     new_number = np.full(data.classes, -1, dtype=np.int64)
     new_number[wanted] = np.arange(len(wanted))

@@ -15,6 +15,10 @@ from torch import Tensor
 
 from gracecl.core import NO_TASK, Ints
 from gracecl.errors import UserError
+from gracecl.machine import check_room
+
+BOOKKEEPING = 64
+"""bytes that a slot takes beside its image: label, task, places in the lists"""
 
 
 class Memory:
@@ -23,6 +27,8 @@ class Memory:
     def __init__(self, capacity: int, shape: tuple[int, int, int], device: torch.device | str = "cpu") -> None:
         if capacity < 0:
             raise UserError(f"a memory cannot hold {capacity} images; give 0 or more")
+        of_each = shape[0] * shape[1] * shape[2] + BOOKKEEPING
+        check_room(capacity * of_each, f"a memory of {capacity} images", "use a smaller --memory")
         self.capacity, self.filled, self.offered = capacity, 0, 0
         try:
             self.images = torch.zeros((capacity, *shape), dtype=torch.uint8, device=device)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import torch
+
 from gracecl.errors import UserError
 from gracecl.functional.augment import Pixels
+from gracecl.machine import check_room
 from gracecl.nets.module import ModuleBackbone, tap
 from gracecl.nets.tapped import Backbone, TappedNet
 from gracecl.nets.trunk import TrunkOptions, take_options
-from gracecl.registry import nets, spec
+from gracecl.registry import nets, normal, spec
 
 __all__ = ["Backbone", "ModuleBackbone", "TappedNet", "TrunkOptions", "build", "tap"]
 
 PAPER_TAPS = 4
+COUNTED = ("mlp", "resnet18", "vit")
+"""nets whose weights are counted before they are made; others come from elsewhere and have their size"""
+COPIES = 4
+"""of the weights while they are trained: themselves, gradients, and two moments of Adam"""
 
 
 def build(expression: str, shape: tuple[int, int, int], classes: int, pixels: Pixels, taps: int | None = None) -> TappedNet:
@@ -23,7 +30,13 @@ def build(expression: str, shape: tuple[int, int, int], classes: int, pixels: Pi
     if taps is not None and taps < 1:
         raise UserError(f"--taps must be at least 1, not {taps}")
     call, trunk_options = take_options(spec.parse_call(expression))
-    backbone: Backbone = spec.construct(nets, call, shape, taps if taps is not None else PAPER_TAPS, taps is None)
+    given = shape, taps if taps is not None else PAPER_TAPS, taps is None
+    if normal(call.name) in COUNTED:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):  # nothing is allocated there
+            planned = TappedNet(spec.construct(nets, call, *given), classes)
+        weights = sum(weight.numel() for weight in planned.parameters())
+        check_room(COPIES * 4 * weights, f"training the {weights:,} weights of {expression}", "use a smaller net")
+    backbone: Backbone = spec.construct(nets, call, *given)
     net = TappedNet(backbone, classes, pixels)
     trunk_options.apply(net, shape, call.name)
     return net

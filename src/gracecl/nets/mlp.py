@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gracecl.errors import UserError
 from gracecl.nets.tapped import Backbone, BatchNorm, stack_layers
 from gracecl.registry import nets
-from gracecl.registry.spec import AtLeast
+from gracecl.registry.spec import AtLeast, Within
 
 
 @nets.register("mlp")
@@ -19,7 +19,7 @@ def mlp(
     taps: int,
     at_most: bool,
     width: Annotated[int, AtLeast(1)] = 100,
-    depth: Annotated[int, AtLeast(1)] = 2,
+    depth: Annotated[int, Within(1, 1000)] = 2,
     norm: bool = False,
 ) -> Backbone:
     """Fully connected layers with ReLU, `depth` of them, `width` wide, with BatchNorm or without; any of the last can be tapped."""

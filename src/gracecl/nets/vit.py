@@ -21,7 +21,7 @@ from gracecl.errors import UserError
 from gracecl.nets import weights as weight_files
 from gracecl.nets.tapped import Backbone, stack_layers
 from gracecl.registry import nets
-from gracecl.registry.spec import Above, AtLeast
+from gracecl.registry.spec import Above, AtLeast, Within
 
 NORM_EPSILON = 1e-6
 INITIAL_SPREAD = 0.02
@@ -34,7 +34,7 @@ def vit(
     at_most: bool,
     patch: Annotated[int, AtLeast(1)] = 4,
     dim: Annotated[int, AtLeast(1)] = 192,
-    depth: Annotated[int, AtLeast(1)] = 12,
+    depth: Annotated[int, Within(1, 1000)] = 12,
     heads: Annotated[int, AtLeast(1)] = 3,
     mlp_ratio: Annotated[float, Above(0)] = 4.0,
     weights: str | None = None,

@@ -26,6 +26,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from gracecl.errors import UserError
 from gracecl.registry import Registry, methods, nearest
 
+MOST_NUMBERS = 100_000
+"""that a text such as 0-3,7 may name"""
+LONGEST_NUMBER = 18
+"""digits of a whole number that fits into 64 bits"""
+LARGEST = 1 << 63
+"""that whole numbers stay below, of either sign"""
+DEEPEST = 50
+"""methods inside methods, or added to one another"""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -126,7 +135,12 @@ def parse_numbers(text: str, what: str) -> list[int]:
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise UserError(f"cannot read {what} '{text}'; write for example 0-4 or 0,3,7")
-        numbers += range(int(first), int(last if dash else first) + 1)
+        last = last if dash else first
+        if max(len(first), len(last)) > LONGEST_NUMBER:
+            raise UserError(f"{what} '{_short(text)}' has a number of more than {LONGEST_NUMBER} digits; use smaller ones")
+        if len(numbers) + int(last) - int(first) >= MOST_NUMBERS:
+            raise UserError(f"{what} '{_short(text)}' names more than {MOST_NUMBERS:,} numbers; name fewer")
+        numbers += range(int(first), int(last) + 1)
     return numbers
 
 
@@ -181,9 +195,33 @@ def _parse(text: str) -> ast.expr:
     # A hyphen between letters belongs to a name (er-ace, split-cifar100); quoted text is left alone.
     plain = re.sub(r"""("[^"]*"|'[^']*')|(?<=[A-Za-z0-9])-(?=[A-Za-z])""", lambda m: m.group(1) or "_", text)
     try:
-        return ast.parse(plain.strip(), mode="eval").body
+        tree = ast.parse(plain.strip(), mode="eval").body
+        if _depth(tree) <= DEEPEST:
+            return tree
     except SyntaxError as error:
-        raise UserError(f"cannot read the expression '{text}': {error.msg}; write for example grace(er(n_recall=64))") from None
+        raise UserError(
+            f"cannot read the expression '{_short(text)}': {error.msg}; write for example grace(er(n_recall=64))"
+        ) from None
+    except ValueError as error:  # a NUL in it
+        raise UserError(f"cannot read the expression {_short(text)!r}: {error}; write for example grace(er(n_recall=64))") from None
+    except (RecursionError, MemoryError):
+        pass
+    raise UserError(f"the expression '{_short(text)}' has more than {DEEPEST} parts inside or beside one another; leave some out")
+
+
+def _depth(node: ast.AST) -> int:
+    """Of an expression's tree, found level by level."""
+    depth, level = 0, [node]
+    while level and depth <= DEEPEST:
+        depth, level = (
+            depth + 1,
+            [child for parent in level for child in ast.iter_child_nodes(parent) if isinstance(child, ast.expr)],
+        )
+    return depth
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _read(node: ast.expr, text: str) -> Any:
@@ -205,6 +243,8 @@ def _read(node: ast.expr, text: str) -> Any:
         value = ast.literal_eval(node)
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"'{ast.get_source_segment(text, node) or value}' in the expression '{text}' is not a finite number")
+        if isinstance(value, str) and "\0" in value:
+            raise UserError(f"the text {value!r} holds a NUL, which no name or path has; leave it out")
         return value
     except (ValueError, TypeError):
         raise UserError(
@@ -247,7 +287,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is float:
         return _is_number(value) and abs(value) <= sys.float_info.max
     if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST
     return isinstance(value, hint)
 
 
@@ -262,6 +302,8 @@ def _wanted(hint: Any, value: Any) -> str:
         return " or ".join(_wanted(option, value) for option in typing.get_args(hint))
     if hint is float and _is_number(value):
         return "a finite number"
+    if hint is int and isinstance(value, int) and not isinstance(value, bool):
+        return f"a whole number below {LARGEST}"
     names = {int: "a whole number", float: "a number", bool: "True or False", str: "a word in quotes", type(None): "None"}
     return names.get(hint, getattr(hint, "__name__", str(hint)))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,35 @@ REQUIRED_FIELDS = {
     "task": ("step", "task", "values"),
 }
 """what each kind of record must have; kinds that are not listed belong to someone else and are passed over"""
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -1 <= value < 1 << 62
+
+
+def _are_rows(value: Any) -> bool:
+    """`{name: [number or null, …]}`."""
+    lists = list(value.values()) if isinstance(value, dict) else [None]
+    return all(isinstance(row, list) and all(item is None or isinstance(item, int | float) for item in row) for row in lists)
+
+
+FIELDS: dict[str, Callable[[Any], bool]] = {
+    "step": _is_whole,
+    "task": _is_whole,
+    "task_end": lambda value: isinstance(value, bool),
+    "rows": _are_rows,
+    "accuracy": _are_rows,
+    "values": _are_rows,
+}
+"""what the fields of a record are"""
+SETTINGS: dict[str, Callable[[Any], bool]] = {
+    "method": lambda value: isinstance(value, str),
+    "stream": lambda value: isinstance(value, str),
+    "seed": _is_whole,
+    "rule": lambda value: isinstance(value, str),
+    "tasks": lambda value: value is None or _is_whole(value),
+}
+"""what those settings are that a report reads"""
 
 
 @dataclass
@@ -154,6 +183,8 @@ def read_run(path: str | Path, record: Written | None = None) -> Run:
     missing = [name for name in REQUIRED_SETTINGS if name not in config]
     if missing:
         raise UserError(f"{folder / 'config.json'} is not a run's: it lacks {', '.join(missing)}")
+    if wrong := [name for name, fits in SETTINGS.items() if name in config and not fits(config[name])]:
+        raise UserError(f"{folder / 'config.json'} is damaged: its {wrong[0]} is {config[wrong[0]]!r}")
     record = record or _finished_with(folder)
     if record and record != Written.to(folder / RECORD):
         raise UserError(
@@ -239,9 +270,12 @@ def _read_records(path: Path) -> list[Record]:
                 break
             raise UserError(f"line {number} of {path} is damaged; put it back from a copy, or delete the run's folder") from None
         kind = record.get("kind") if isinstance(record, dict) else None
-        if kind in REQUIRED_FIELDS:
-            if any(name not in record for name in REQUIRED_FIELDS[kind]):
-                raise UserError(f"line {number} of {path} is no {kind} record: it needs {REQUIRED_FIELDS[kind]}")
+        if isinstance(kind, str) and kind in REQUIRED_FIELDS:
+            if not all(name in record and FIELDS[name](record[name]) for name in REQUIRED_FIELDS[kind]):
+                raise UserError(
+                    f"line {number} of {path} is no {kind} record: it needs {', '.join(REQUIRED_FIELDS[kind])}; resume the run or "
+                    "delete its folder"
+                )
             records.append(record)
     return records
 

@@ -29,6 +29,7 @@ from queue import Empty, SimpleQueue
 from typing import IO, Any, Literal
 
 from gracecl.errors import UserError, plain_cautions, sentence
+from gracecl.machine import MOST_THREADS
 from gracecl.runs import watch
 from gracecl.runs.run import Interrupted, RunConfig, Work, resume_command, stop_requests
 
@@ -86,8 +87,8 @@ def share(works: Sequence[Work], jobs: int | None, threads: int | None, cores: i
     often it was interrupted. A number that the user set for every program ($OMP_NUM_THREADS) is kept.
     """
     for option, number in (("--jobs", jobs), ("--threads", threads)):
-        if number is not None and number < 1:
-            raise UserError(f"{option} must be at least 1, not {number}")
+        if number is not None and not 1 <= number <= MOST_THREADS:
+            raise UserError(f"{option} must be between 1 and {MOST_THREADS}, not {number}; one for each core is enough")
     on_cpu = all(work.config.device == "cpu" for work in works)
     at_once = min(jobs or (cores if on_cpu else 1), len(works))
     if at_once < 2:

@@ -27,6 +27,7 @@ from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.files import Written, make_folder, read_sealed, sealed, write_text
 from gracecl.functional.augment import normalisation
+from gracecl.machine import check_threads
 from gracecl.registry import spec
 from gracecl.registry.options import OF_THE_DATA, RunOptions
 from gracecl.runs import checkpoint
@@ -37,6 +38,8 @@ from gracecl.runs.watch import Watch
 from gracecl.streams import Stream
 
 SECONDS_BETWEEN_CHECKPOINTS = 120.0
+LONGEST_NAME = 255
+"""bytes, of one folder"""
 WITHOUT_RESULT = ("checkpoint_every", "snapshots")
 """fields that change no result"""
 WITHOUT_EFFECT = ("seed", *WITHOUT_RESULT)
@@ -336,6 +339,7 @@ def commit() -> str | None:
 @contextmanager
 def with_threads(number: int) -> Iterator[None]:
     """Sums are split among threads, so a run keeps to the number it began with: that is part of "the same bits"."""
+    check_threads(number)
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -386,4 +390,6 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _as_name(expression: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.=+-]+", "-", expression.replace("()", "")).strip("-")
+    """An expression as the name of a folder, cut where no file system takes it whole: the hash below it tells runs apart."""
+    name = re.sub(r"[^A-Za-z0-9_.=+-]+", "-", expression.replace("()", "")).strip("-")
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME // 2].rstrip("-")

@@ -10,6 +10,7 @@ from gracecl import rng
 from gracecl.core import Ints
 from gracecl.data import Data
 from gracecl.errors import UserError
+from gracecl.machine import check_room
 from gracecl.registry import spec, streams
 from gracecl.registry.spec import AtLeast
 from gracecl.streams import Stream, cut_into_batches
@@ -38,6 +39,7 @@ def split(
         task_of_class[members] = task
     task_of_image = task_of_class[data.train_y]
 
+    check_room(8 * epochs * len(data.train_y), f"the order of {epochs} epochs", "use fewer epochs")
     positions, ends, task_of_step, fresh = [], [], [], []
     used = 0
     for task in range(tasks):

@@ -1,0 +1,31 @@
+"""What this machine can hold, so that a number which is too large is refused before anything is allocated for it."""
+
+from __future__ import annotations
+
+import os
+
+from gracecl.errors import UserError
+
+MOST_THREADS = 1024
+"""beyond it thread pools of some systems end the process"""
+
+
+def memory() -> int:
+    """Bytes of memory that are built in."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_room(needed: int, what: str, remedy: str, room: int | None = None) -> None:
+    """Refuses what needs more bytes than there are, in memory unless `room` says how many there are elsewhere."""
+    there = memory() if room is None else room
+    if needed > there:
+        raise UserError(f"{what} would take {_in_words(needed)}, and there are {_in_words(there)}; {remedy}")
+
+
+def check_threads(number: int) -> None:
+    if not 1 <= number <= MOST_THREADS:
+        raise UserError(f"threads must be between 1 and {MOST_THREADS}, not {number}; one for each core is enough")
+
+
+def _in_words(amount: int) -> str:
+    return f"{amount / 1e9:,.1f} GB" if amount < 1e15 else "more than a million GB"

@@ -1,0 +1,231 @@
+"""Numbers, names and files that no machine can do anything with: one sentence for each, before anything is allocated."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+import gracecl
+from gracecl import Learner, UserError, cli
+from gracecl.machine import MOST_THREADS
+from gracecl.runs.run import RunConfig, Work
+
+SMALL = {"--stream": "split-digits(size=8)", "--net": "mlp(width=8)", "--memory": "20", "--steps": "2", "--device": "cpu"}
+LARGE = "1" + 22 * "0"
+
+
+def sentence(*arguments: str | Path) -> str:
+    """What the command says of a mistake: one line, exit code 2, nothing on standard output."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = cli.call([str(argument) for argument in arguments])
+    assert (code, out.getvalue(), err.getvalue().count("\n")) == (2, "", 1), err.getvalue()[-2000:]
+    assert len(err.getvalue()) < 800
+    return err.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--threads", "100000", f"--threads must be between 1 and {MOST_THREADS}"),
+        ("--jobs", "100000000", f"--jobs must be between 1 and {MOST_THREADS}"),
+        ("--seeds", "0-3000000000", "names more than 100,000 numbers"),
+        ("--seeds", LARGE, "more than 18 digits"),
+        ("--stream", "split-digits(classes='0-9999999999')", "names more than 100,000 numbers"),
+        ("--stream", "split-digits(classes=[True])", "class True"),
+        ("--stream", "split-digits(size=100000)", "use a smaller size"),
+        ("--stream", "split-digits(size=8, epochs=1000000000)", "use fewer epochs"),
+        ("--stream", f"split-digits(size=8, batch={LARGE})", "batch must be a whole number below"),
+        ("--stream", "split-folder(path='a\\x00b')", "holds a NUL"),
+        ("--stream", "split-digits(\0)", "null"),
+        ("--net", "mlp(width=1000000000)", "use a smaller net"),
+        ("--net", "mlp(width=20000, depth=1000)", "use a smaller net"),
+        ("--net", "mlp(depth=100000000)", "depth must be between 1 and 1000"),
+        ("--net", "resnet18(width=1000000)", "use a smaller net"),
+        ("--net", "vit(depth=100000000)", "depth must be between 1 and 1000"),
+        ("--memory", "100000000000000", "use a smaller --memory"),
+        ("--memory", LARGE, "memory must be a whole number below"),
+        ("METHOD", "+".join(["er()", *["cpr()"] * 3000]), "more than 50 parts"),
+        ("METHOD", "grace(" * 60 + "er()" + ")" * 60, "more than 50 parts"),
+        ("METHOD", f"er(n_recall={LARGE})", "n_recall must be a whole number below"),
+        ("METHOD", "er() + ewc(n_fisher=100000000000000)", "a memory of 100000000000000 images"),
+    ],
+    ids=lambda value: str(value)[:40].replace("\0", "NUL"),
+)
+def test_a_run_that_cannot_be_is_one_sentence(option: str, value: str, said: str, tmp_path: Path) -> None:
+    options = SMALL | ({option: value} if option.startswith("--") else {})
+    method = value if option == "METHOD" else "er"
+    assert said in sentence("run", method, *(word for pair in options.items() for word in pair), "--out", tmp_path)
+
+
+@pytest.mark.parametrize("url", ["http://[bad", "http://a b/x", "https:///x", "http://host:port/x", "http://host\n/x"])
+def test_an_address_that_is_none_is_one_sentence_at_once(url: str, tmp_path: Path) -> None:
+    assert "no web address" in sentence("data", "get", "cifar10", "--data", tmp_path, "--url", url)
+
+
+def test_a_run_that_was_begun_with_impossible_threads_is_not_continued(tmp_path: Path) -> None:
+    config = RunConfig("er", net="mlp(width=8)", memory=20, steps=2, stream="split-digits(size=8)", device="cpu")
+    folder = Work.new(config, tmp_path).carry_out()
+    (folder / "summary.json").unlink()
+    (folder / "checkpoint.safetensors").unlink()
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"threads": 100_000}))
+    assert "threads must be between" in sentence("resume", folder)
+    with pytest.raises(UserError, match="threads must be between"):
+        gracecl.run("er", net="mlp", stream="split-digits(size=8)", steps=1, threads=100_000)
+
+
+def test_a_name_that_is_too_long_for_a_folder_is_cut(tmp_path: Path) -> None:
+    long = RunConfig("er", net="mlp", stream=f"split-digits(classes={list(range(400))})", device="cpu").folder(tmp_path)
+    other = RunConfig("er", net="mlp", stream=f"split-digits(classes={list(range(401))})", device="cpu").folder(tmp_path)
+    assert max(len(part) for part in long.parts) <= 255
+    assert long != other
+    long.mkdir(parents=True)
+
+
+# Records of the wrong kind.
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = RunConfig("er", net="mlp(width=8)", memory=20, steps=3, stream="split-digits(size=8)", device="cpu")
+    return Work.new(config, tmp_path_factory.mktemp("out")).carry_out()
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("config.json", {"method": 3}),
+        ("config.json", {"stream": None}),
+        ("config.json", {"seed": "zero"}),
+        ("config.json", {"rule": []}),
+        ("config.json", {"tasks": "five"}),
+        ("step", {"step": "one"}),
+        ("step", {"task": None}),
+        ("step", {"rows": 7}),
+        ("step", {"rows": {"ce": 3}}),
+        ("step", {"rows": {"ce": ["x"]}}),
+        ("eval", {"accuracy": []}),
+        ("eval", {"accuracy": {"linear_last": "many"}}),
+        ("eval", {"task_end": "yes"}),
+        ("step", {"step": 10**30}),
+        ("step", {"kind": ["step"]}),
+    ],
+    ids=str,
+)
+def test_a_report_of_a_record_of_the_wrong_kind_is_one_sentence(
+    file: str, change: dict[str, Any], finished: Path, tmp_path: Path
+) -> None:
+    for name in ("config.json", "metrics.jsonl"):
+        (tmp_path / name).write_bytes((finished / name).read_bytes())
+    if file == "config.json":
+        settings = json.loads((tmp_path / file).read_text())
+        (tmp_path / file).write_text(json.dumps(settings | change))
+    else:
+        records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        place = next(place for place, record in enumerate(records) if record["kind"] == file)
+        records[place] |= change
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    if change == {"kind": ["step"]}:  # a kind that is nobody's is passed over
+        gracecl.report.read_run(tmp_path)
+        return
+    assert str(tmp_path) in sentence("report", tmp_path)
+
+
+# Learners.
+
+
+def saved(path: Path) -> Learner:
+    learner = Learner("er", classes=4, shape=(1, 4, 4), memory=6, net="mlp(width=4, depth=1)", augment="none", device="cpu")
+    learner.learn(np.zeros((4, 1, 4, 4), np.uint8), [0, 1, 2, 3])
+    learner.save(path)
+    return learner
+
+
+def damaged_states(state: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Places in a nested state: every key of every level."""
+    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()
+    return [place for key, value in items for place in [(*path, key), *damaged_states(value, (*path, key))]]
+
+
+def test_a_learner_s_file_with_any_part_of_its_header_changed_is_loaded_or_refused_in_a_sentence(tmp_path: Path) -> None:
+    """Every entry of the header left out, or of another kind: never an error of Python's own."""
+    file = tmp_path / "learner"
+    saved(file)
+    with safe_open(file, framework="pt") as opened:
+        header, tensors = opened.metadata(), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    state = json.loads(header["state"])
+    places = damaged_states(state)
+    random, said = np.random.default_rng(0), []
+    for place in random.permutation(np.array(places, object))[:150]:
+        for replacement in (None, "x", -1, [], {}):
+            changed = copy.deepcopy(state)
+            part = changed
+            for key in place[:-1]:
+                part = part[key]
+            part[place[-1]] = replacement
+            save_file(tensors, file, metadata=header | {"state": json.dumps(changed)})
+            try:
+                Learner.load(file, device="cpu")
+            except UserError as error:
+                said.append(str(error))
+    assert len(said) > 100
+    assert all(str(file) in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"classes": "10"}, "number of classes"),
+        ({"classes": True}, "number of classes"),
+        ({"classes": 10**30}, "number of classes"),
+        ({"shape": 8}, "channels, height, width"),
+        ({"shape": ("1", 8, 8)}, "channels, height, width"),
+        ({"mean": 3}, "lists of numbers"),
+        ({"std": ["x"]}, "lists of numbers"),
+        ({"memory": "10"}, "memory must be a whole number"),
+    ],
+)
+def test_a_learner_of_impossible_values_is_one_sentence(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        Learner("er", **{"classes": 4, "shape": (1, 8, 8), "net": "mlp"} | given)
+
+
+def test_a_rule_that_is_no_name_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="rule is a name such as 'linear_last', not 3"):
+        saved(tmp_path / "learner").predict(np.zeros((1, 1, 4, 4), np.uint8), rule=3)  # type: ignore[arg-type]
+
+
+def test_a_learner_used_by_several_threads_learns_and_predicts_whole_batches() -> None:
+    learner = Learner("mose", classes=4, shape=(1, 4, 4), memory=20, net="mlp(width=4, depth=4)", augment="none", device="cpu")
+    x, y = np.random.default_rng(0).integers(0, 256, (8, 1, 4, 4)).astype(np.uint8), np.arange(8) % 4
+    learner.learn(x, y)
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(6):
+                learner.learn(x, y)
+                assert len(learner.predict(x)) == 8
+        except BaseException as error:  # noqa: BLE001 (whatever a thread may meet)
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert learner.engine.progress.step == 25
+    assert torch.equal(copy.deepcopy(learner).net.classifier.weight, learner.net.classifier.weight)
