@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gracecl import Learner, UserError
-from gracecl.core import Batch, LossTable, Taps
+from gracecl.core import Batch, LossTable, Taps, total
 from gracecl.engine.finite import LOOK_EVERY, Norms
 from gracecl.methods.er import ER
 from gracecl.registry import methods
@@ -153,14 +153,24 @@ def test_a_device_is_not_waited_for_at_each_step() -> None:
         norms.note(LOOK_EVERY, torch.tensor([1.0]))
 
 
+def test_a_gradient_whose_norm_alone_overflows_is_taken_as_before() -> None:
+    """Its numbers are finite, and the step is the method's own affair."""
+    engine, stream = learner_and_stream(RunConfig("er", NET, 20, stream=STREAM, device="cpu", optimizer="sgd(lr=0.0)"))
+    factor = torch.full((), 1e22)
+    engine.method.backward = lambda table, scale: (total(table) * factor).backward()  # type: ignore[method-assign]
+    engine.learn(stream.batch(0))
+    largest = max(float(parameter.grad.abs().max()) for parameter in engine.update.params if parameter.grad is not None)
+    assert 1e19 < largest < math.inf
+
+
 def test_a_step_takes_one_reduction(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, stream = learner_and_stream(RunConfig("er", NET, 20, stream=STREAM, device="cpu"))
     calls: list[int] = []
     norm = torch._foreach_norm
 
-    def counted(tensors: list[Tensor]) -> tuple[Tensor, ...]:
+    def counted(tensors: list[Tensor], order: float) -> tuple[Tensor, ...]:
         calls.append(len(tensors))
-        return norm(tensors)
+        return norm(tensors, order)
 
     monkeypatch.setattr(torch, "_foreach_norm", counted)
     for step in range(3):

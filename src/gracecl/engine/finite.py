@@ -20,8 +20,8 @@ REMEDY = "use a smaller learning rate (optimizer, such as 'sgd(lr=0.01)') or pre
 class Norms:
     """Norms of gradients: looked at before the step on a CPU, elsewhere in one transfer for many updates, as no step may wait."""
 
-    def __init__(self, device: torch.device, refuse: Callable[[int, int, float], UserError]) -> None:
-        """`refuse(step, position, norm)` says what a norm means that is not finite."""
+    def __init__(self, device: torch.device, refuse: Callable[[int, int, float], UserError | None]) -> None:
+        """`refuse(step, position, norm)` says what a norm means that is not finite: an error, or nothing (only the norm overflowed)."""
         self.every, self.refuse = 1 if device.type == "cpu" else LOOK_EVERY, refuse
         self._noted: list[tuple[int, Tensor]] = []
 
@@ -37,8 +37,8 @@ class Norms:
         if noted and not math.isfinite(torch.stack([norms.sum() for _, norms in noted]).sum().item()):
             for step, norms in noted:
                 for position, norm in enumerate(norms.tolist()):
-                    if not math.isfinite(norm):
-                        raise self.refuse(step, position, norm)
+                    if not math.isfinite(norm) and (error := self.refuse(step, position, norm)):
+                        raise error
 
 
 def check_losses(rows: dict[str, list[float]], step: int) -> None:

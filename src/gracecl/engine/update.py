@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -38,6 +39,8 @@ class Update:
         self.optimizer, self.scaler, self.precision = optimizer, scaler, precision
         self.device = net.classifier.weight.device
         self.norms = Norms(self.device, self._not_finite)
+        self.order = 2.0 if self.device.type == "cpu" else math.inf
+        """of the norm: the second is fastest on a CPU, where one that overflows can be looked into at once"""
         self.in_hand: Batch | None = None
 
     def __call__(self, batch: Batch) -> tuple[LossTable, dict[str, Tensor]]:
@@ -52,7 +55,7 @@ class Update:
             if penalties:
                 total(penalties).backward()  # type: ignore[no-untyped-call]
             if not self.scaler.is_enabled():  # which leaves out a step whose gradients are not finite
-                self.norms.note(batch.progress.step, torch.stack(torch._foreach_norm(gradients(self.params))))
+                self.norms.note(batch.progress.step, torch.stack(torch._foreach_norm(gradients(self.params), self.order)))
 
         self.in_hand = batch
         descend(self.params, self.optimizer, self.scaler, lambda scale: self.method.backward(data, scale), after_backward)
@@ -64,11 +67,13 @@ class Update:
                 table = observations(out, batch) | table
         return {term: value.detach() for term, value in table.items()}, attributes
 
-    def _not_finite(self, step: int, position: int, norm: float) -> UserError:
+    def _not_finite(self, step: int, position: int, norm: float) -> UserError | None:
         """Which weight, and while its batch is in hand, which term of which layer."""
+        batch = self.in_hand
+        if batch is not None and batch.progress.step == step and bool(gradients(self.params)[position].isfinite().all()):
+            return None
         names = {id(parameter): name for name, parameter in self.net.named_parameters()}
         weight = names[id([parameter for parameter in self.params if parameter.grad is not None][position])]
-        batch = self.in_hand
         term = self._first_not_finite(batch) if batch is not None and batch.progress.step == step else ""
         return UserError(f"the gradient of '{weight}' became {norm} at step {step}{term}; {REMEDY}")
 

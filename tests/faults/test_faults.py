@@ -1,0 +1,85 @@
+"""Whatever fails, a run ends with the same results, or one sentence says what is wrong and nothing is lost."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from machine import GOOD, REPORTED, RESUMED, Count, Damage, Damaged, Machine, cut, flipped, full_disks, kills, power_cuts
+
+from gracecl import Learner, UserError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+DAMAGES = st.one_of(st.builds(flipped, st.integers(0, 1 << 30), st.integers(0, 7)), st.builds(cut, st.integers(0, 1 << 30)))
+TRIES = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+
+
+def test_a_process_that_is_killed_at_any_call_that_writes(made: Machine, count: Count) -> None:
+    for number, outcome in enumerate(kills(made), start=1):
+        count("kill -9 at a writing call", outcome)
+        assert outcome == "identical", f"at call {number}"
+
+
+def test_a_disk_that_is_full_at_any_size(made: Machine, count: Count) -> None:
+    for number, outcome in enumerate(full_disks(made)):
+        count("disk full", outcome)
+        assert outcome == "identical", f"at the size of number {number}"
+
+
+@pytest.mark.parametrize("kind", ["synced", "named"])
+def test_a_power_cut_at_any_moment(kind: Literal["synced", "named"], made: Machine, count: Count) -> None:
+    for number, outcome in enumerate(power_cuts(made, kind), start=1):
+        count(f"power cut, {'names and content' if kind == 'synced' else 'content'} as synced", outcome)
+        assert outcome == "identical", f"at moment {number}"
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_damaged_file_of_a_run_that_is_resumed(name: str, damaged: Damaged, count: Count) -> None:
+    @settings(TRIES, max_examples=40)
+    @given(DAMAGES)
+    def check(damage: Damage) -> None:
+        outcome = damaged.resume(name, damage)
+        count(f"{name} damaged, resume", outcome)
+        assert outcome in GOOD
+
+    check()
+
+
+@pytest.mark.parametrize("name", REPORTED)
+def test_a_damaged_file_of_a_finished_run(name: str, damaged: Damaged, count: Count) -> None:
+    @settings(TRIES, max_examples=40)
+    @given(DAMAGES)
+    def check(damage: Damage) -> None:
+        outcome = damaged.report(name, damage)
+        count(f"{name} damaged, report", outcome)
+        assert outcome in GOOD
+
+    check()
+
+
+def test_a_damaged_file_of_a_learner(tmp_path_factory: pytest.TempPathFactory, count: Count) -> None:
+    x, y = np.random.default_rng(0).integers(0, 256, (10, 1, 8, 8), dtype=np.uint8), np.arange(10) % 4
+    ours = Learner("er", classes=4, shape=(1, 8, 8), memory=20, net="mlp(width=8)", device="cpu")
+    ours.learn(x, y)
+    file = tmp_path_factory.mktemp("learner") / "learner"
+    ours.save(file)
+    whole = file.read_bytes()
+
+    @settings(TRIES, max_examples=400)
+    @given(DAMAGES)
+    def check(damage: Damage) -> None:
+        file.write_bytes(damage(whole))
+        try:
+            back = Learner.load(file, device="cpu")
+        except UserError:
+            count("a learner's file damaged, load", "refused")
+            return
+        same = all(torch.equal(value, back.net.state_dict()[name]) for name, value in ours.net.state_dict().items())
+        count("a learner's file damaged, load", "identical" if same else "silent")
+        assert same
+
+    check()
