@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # Two test processes with one thread each are faster here than one with two.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: install demo test test-all bench check fix clean
+.PHONY: install demo test test-all mutants bench check fix clean
 
 install: $(VENV)/.installed
 
@@ -22,6 +22,9 @@ test: install  ## the tests to run while working: four minutes on two cores
 
 test-all: install  ## all tests
 	$(TEST)
+
+mutants: install  ## single errors in a copy of the source, one for every equation at least: a test must find each; half an hour on two cores
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants $(ONLY)
 
 bench: install  ## ratios of what gracecl costs, into runs/bench.json; half an hour on two cores; PARTS="steps memory" for some of them
 	mkdir -p runs

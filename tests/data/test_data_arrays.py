@@ -112,3 +112,10 @@ def test_both_sides_of_a_split_get_an_image_of_every_class():
     labels = np.array([0, 0, 1, 1, 1, 2])
     held = held_out(list("abcdef"), labels, 0.01, seed=0)
     assert [int(held[labels == k].sum()) for k in range(3)] == [1, 1, 0]
+
+
+@pytest.mark.parametrize("label", [2**64 - 1, 2**63, 10**9])
+def test_a_label_that_no_data_set_has_is_refused_and_not_wrapped(label):
+    x = np.zeros((2, 4, 4), np.uint8)
+    with pytest.raises(UserError, match=f"has the label {label}; labels are the numbers of classes"):
+        from_arrays(x, np.array([0, label], np.uint64), x, np.array([0, 0]))

@@ -29,6 +29,7 @@ class Server:
         self.cuts: list[int] = []
         self.statuses: list[int] = []
         self.knows_ranges = True
+        self.tells_length = True
         self.shift = 0
         self.ranges: list[str | None] = []
         outer = self
@@ -65,7 +66,8 @@ class Server:
             request.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         else:
             request.send_response(200)
-        request.send_header("Content-Length", str(len(content) - start))
+        if self.tells_length:
+            request.send_header("Content-Length", str(len(content) - start))
         request.end_headers()
         end = start + self.cuts.pop(0) if self.cuts else len(content)
         request.wfile.write(content[start:end])
@@ -185,6 +187,15 @@ def test_answers_that_are_errors(cifar, server, tmp_path):
         get("cifar100", tmp_path / "other", progress=False)
     with pytest.raises(UserError, match="http"):
         get("cifar100", tmp_path / "other", url="file:///etc/passwd")
+
+
+@pytest.mark.parametrize("tells", [True, False], ids=["length", "no length"])
+def test_a_server_that_sends_without_end_is_left(cifar, server, tmp_path, monkeypatch, tells):
+    monkeypatch.setattr(download, "MOST_BYTES", 1000)
+    server.tells_length = tells
+    with pytest.raises(UserError, match=r"sends more than .* GB, which no data set here has"):
+        get("cifar100", tmp_path, url=server.address, progress=False)
+    assert not list(tmp_path.rglob("*.part"))
 
 
 def test_nobody_there(cifar, tmp_path, monkeypatch):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+
 import layouts
 import numpy as np
 import pytest
 from PIL import Image
 
-from gracecl.data import check, from_folder, load
-from gracecl.errors import UserError
+from gracecl.data import check, from_folder, load, pixels
+from gracecl.errors import Caution, UserError
 
 
 def picture(path, height=10, width=12, channels=3, seed=0):
@@ -87,3 +90,52 @@ def test_what_is_refused(tmp_path):
     picture(tmp_path / "two" / "test" / "b" / "0.png")
     with pytest.raises(UserError, match="without training images: b"):
         from_folder(tmp_path / "two")
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Two classes of five images each."""
+    for name in ("a", "b"):
+        for k in range(5):
+            picture(tmp_path / "set" / name / f"{k}.png", seed=k)
+    return tmp_path / "set"
+
+
+def test_a_class_that_is_never_tested_is_named(pictures, tmp_path):
+    picture(pictures / "lonely" / "0.png")
+    with pytest.warns(Caution, match=r"1 classes in .* are never tested: lonely; add images"):
+        data = from_folder(pictures, root=tmp_path)
+    assert data.class_names == ("a", "b", "lonely")
+    assert set(data.test_y.tolist()) == {0, 1}
+
+
+def test_a_file_name_that_is_no_text_is_a_sentence(pictures, tmp_path):
+    shutil.copy(pictures / "a" / "0.png", os.fsencode(pictures / "a") + b"/\xff.png")
+    with pytest.raises(UserError, match=r"\\xff\.png' is not UTF-8; rename the file"):
+        from_folder(pictures, root=tmp_path)
+
+
+def test_a_pipe_named_as_an_image_is_not_waited_for(pictures, tmp_path):
+    os.mkfifo(pictures / "a" / "pipe.png")
+    with pytest.raises(UserError, match=r"pipe\.png has the name of an image and is no file"):
+        from_folder(pictures, root=tmp_path)
+
+
+def test_a_path_with_a_nul_is_a_sentence(tmp_path):
+    with pytest.raises(UserError, match="holds a NUL"):
+        from_folder("a\0b", root=tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["EPS", "PCX", "PDF"])
+def test_other_formats_are_not_opened_whatever_their_name(kind, pictures, tmp_path, monkeypatch):
+    """EPS would start Ghostscript."""
+    monkeypatch.setattr("subprocess.Popen", lambda *call, **options: pytest.fail("a program was started"))
+    Image.fromarray(layouts.noise(10, 12, 3)).save(pictures / "a" / "odd.jpg", format=kind)
+    with pytest.raises(UserError, match=r"cannot read the image .*odd\.jpg"):
+        from_folder(pictures, root=tmp_path)
+
+
+def test_an_image_of_too_many_pixels_is_a_sentence(pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(pixels, "MOST_PIXELS", 10 * 12 - 1)
+    with pytest.raises(UserError, match="has 12 × 10 pixels, more than 119"):
+        from_folder(pictures, root=tmp_path)

@@ -12,6 +12,9 @@ import torch
 from gracecl.data.dataset import Data, Images, Labels, channel_statistics
 from gracecl.errors import UserError
 
+MOST_CLASSES = 1_000_000
+"""every number up to the largest label is a class, with a column in each head"""
+
 
 def from_arrays(
     train_x: Any,
@@ -99,6 +102,10 @@ def _labels(given: Any, what: str, count: int) -> Labels:
         raise UserError(f"{what} {reason}; labels must be whole numbers from 0")
     if array.min() < 0:
         raise UserError(f"{what} has the negative label {array.min()}; labels must be whole numbers from 0")
+    if array.max() >= MOST_CLASSES:
+        raise UserError(
+            f"{what} has the label {array.max()}; labels are the numbers of classes, of which there are at most {MOST_CLASSES:,}"
+        )
     return array.astype(np.int64)
 
 

@@ -21,6 +21,8 @@ from gracecl.errors import UserError
 
 CHUNK = 1 << 18
 TIMEOUT = 60.0
+MOST_BYTES = 4_000_000_000
+"""of one file; the largest official one has 1.15 GB"""
 PAUSES = (1.0, 2.0, 4.0, 8.0)
 """Seconds before each new attempt; the count starts again whenever an attempt brought something."""
 
@@ -131,6 +133,8 @@ def _attempt(url: str, part: Path, show: bool) -> bool:
             have = 0
         length = response.headers.get("Content-Length")
         total = have + int(length) if length is not None and length.isdecimal() else None
+        if total is not None and total > MOST_BYTES:
+            raise _too_large(url, part)
         with (
             part.open("ab" if continued else "wb") as file,
             progress(part.stem, total, "bytes", done=have, show=show) as advance,
@@ -138,7 +142,14 @@ def _attempt(url: str, part: Path, show: bool) -> bool:
             while chunk := response.read(CHUNK):
                 file.write(chunk)
                 advance(len(chunk))
+                if file.tell() > MOST_BYTES:
+                    raise _too_large(url, part)
     return total is None or _size(part) >= total
+
+
+def _too_large(url: str, part: Path) -> UserError:
+    part.unlink(missing_ok=True)
+    return UserError(f"{url} sends more than {MOST_BYTES / 1e9:g} GB, which no data set here has; use another address")
 
 
 def _starts_at(response: http.client.HTTPResponse, offset: int) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from gracecl.data.pixels import Extent, FilePixels, header
 from gracecl.data.places import cache_folder, data_root
 from gracecl.data.source import Contents, some
 from gracecl.data.splits import held_out
-from gracecl.errors import UserError
+from gracecl.errors import Caution, UserError
 
 ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 TEST_FOLDERS = ("test", "val")
@@ -41,6 +43,8 @@ def from_folder(
     first image) and its centre is kept. If all images are grey they stay so, else all become RGB. `root` is where the
     decoded copy is kept (see `load`).
     """
+    if "\0" in str(path):
+        raise UserError(f"the path {str(path)!r} holds a NUL, which no path has; leave it out")
     place = Path(path).expanduser().resolve()
     if not place.is_dir():
         raise UserError(f"there is no folder {place}")
@@ -81,6 +85,13 @@ def _rows(place: Path, test_fraction: float, seed: int) -> tuple[Rows, Rows]:
     test = [row for row, out in zip(rows, held, strict=True) if out]
     if not test:
         raise UserError(f"every class in {place} has one image only: there is nothing to hold out for testing")
+    if untested := sorted({label for _, label in train} - {label for _, label in test}):
+        warnings.warn(
+            f"{len(untested)} classes in {place} have too few images for one to be held out, so they are never tested: "
+            f"{some(untested)}; add images, or a folder 'test' beside 'train'",
+            Caution,
+            stacklevel=2,
+        )
     return train, test
 
 
@@ -89,10 +100,22 @@ def _images(place: Path) -> Rows:
     rows: Rows = []
     for folder in sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith(".")):
         images = sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS and not path.name.startswith("."))
+        for image in images:
+            _check_file(image)
         rows += [(image, folder.name) for image in images]
     if not rows:
         raise UserError(f"{place} has no images in sub-folders, one for each class")
     return rows
+
+
+def _check_file(path: Path) -> None:
+    """A pipe or a device would be waited for without end; a name that is no text cannot be written into the cache."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"the name of the image {os.fsencode(path)!r} is not UTF-8; rename the file") from None
+    if not path.is_file():
+        raise UserError(f"{path} has the name of an image and is no file: replace or remove it")
 
 
 def _contents(train: Rows, test: Rows) -> Contents:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -22,6 +24,10 @@ BLOCK = 512
 """Images decoded at once: enough to keep the threads busy, little enough to hold at 224 px."""
 
 GREY_MODES = ("1", "L", "LA")
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+"""of image files, by what is in them and not by their names; others, such as EPS, would start other programs"""
+MOST_PIXELS = 100_000_000
+"""of one image, as its header says"""
 
 
 class Pixels(Protocol):
@@ -95,8 +101,7 @@ def resized(image: Images, extent: Extent) -> Images:
 def opened(path: Path, channels: int) -> Image.Image:
     """The image in `path`, grey or RGB; a file that cannot be decoded is named."""
     try:
-        with Image.open(path) as image:
-            _refuse_deep(image, path)
+        with _looked_at(path) as image:
             whole: Image.Image = image.convert("RGBA") if "transparency" in image.info else image
             return whole.convert("L" if channels == 1 else "RGB")
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
@@ -106,11 +111,25 @@ def opened(path: Path, channels: int) -> Image.Image:
 def header(path: Path) -> tuple[Extent, bool]:
     """Extent of the image in `path` and whether it is grey, without decoding it."""
     try:
-        with Image.open(path) as image:
-            _refuse_deep(image, path)
+        with _looked_at(path) as image:
             return (image.height, image.width), image.mode in GREY_MODES
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise damaged(path, error) from error
+
+
+@contextmanager
+def _looked_at(path: Path) -> Iterator[Image.Image]:
+    """The image in `path`, open and not decoded, if it is one that can be used."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # there is a limit of our own
+        image = Image.open(path, formats=FORMATS)
+    with image:
+        if image.width * image.height > MOST_PIXELS:
+            raise UserError(
+                f"the image {path} has {image.width} × {image.height} pixels, more than {MOST_PIXELS:,}: make it smaller"
+            )
+        _refuse_deep(image, path)
+        yield image
 
 
 def damaged(path: Path, error: Exception) -> UserError:

@@ -1,0 +1,94 @@
+"""`make mutants`: each single error of the list, made in a copy of the source, must be found by a test.
+
+    python tests/mutants [--at-once N] [words of a file or a text ...]
+
+Each runs in a child of this process, which has torch and pytest loaded already. The unchanged source runs first: its tests must
+pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from listed import MUTANTS, SOURCE, TESTS, Mutant
+
+FOUND, SURVIVED = 1, 0
+"""what pytest ends with"""
+
+
+class Trial:
+    """The tests of a mutant in a process of their own, with a copy of the source."""
+
+    def __init__(self, mutant: Mutant | None, tests: Sequence[str]) -> None:
+        self.mutant = mutant
+        self.folder = Path(tempfile.mkdtemp(prefix="mutant-"))
+        package = self.folder / "gracecl"
+        shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__"))
+        if mutant is not None:
+            (package / mutant.file).write_text(mutant.changed(package), encoding="utf-8")
+        self.process = os.fork()
+        if self.process == 0:
+            os._exit(self._run(tests))
+
+    def _run(self, tests: Sequence[str]) -> int:
+        log = os.open(self.folder / "log", os.O_WRONLY | os.O_CREAT)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        sys.path.insert(0, str(self.folder))
+        os.environ["PYTHONPATH"] = str(self.folder)  # for the processes that tests start
+        torch.set_num_threads(1)
+        try:
+            return int(
+                pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *(str(TESTS / test) for test in tests)])
+            )
+        except BaseException:  # noqa: BLE001 (an error of the source's own may be of any kind)
+            return FOUND
+
+    def end(self, status: int) -> bool:
+        """Says how it went; whether the error was found."""
+        code = os.waitstatus_to_exitcode(status)
+        found = code == FOUND
+        if self.mutant is not None:
+            told = {FOUND: "found", SURVIVED: "SURVIVED"}.get(code, f"pytest ended with {code}")
+            print(f"{told:9} {self.mutant}", flush=True)
+        if code not in (FOUND, SURVIVED) or (self.mutant is None and found):
+            print((self.folder / "log").read_text(errors="replace"))
+        shutil.rmtree(self.folder)
+        return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("words", nargs="*", help="only mutants whose line holds all of these")
+    parser.add_argument("--at-once", type=int, default=2, help="processes side by side")
+    parser.add_argument("--sure", action="store_true", help="the tests are known to pass without any mutant")
+    given = parser.parse_args(arguments)
+    chosen = [mutant for mutant in MUTANTS if all(word in str(mutant) for word in given.words)]
+    if not given.sure:
+        plain = Trial(None, sorted({test for mutant in chosen for test in mutant.tests}))
+        if plain.end(os.waitpid(plain.process, 0)[1]):
+            print("the tests fail without any mutant")
+            return 1
+    waiting, running, found = list(reversed(chosen)), dict[int, Trial](), 0
+    while waiting or running:
+        while waiting and len(running) < given.at_once:
+            mutant = waiting.pop()
+            trial = Trial(mutant, mutant.tests)
+            running[trial.process] = trial
+        process, status = os.wait()
+        if process in running:
+            found += running.pop(process).end(status)
+    print(f"{found} of {len(chosen)} mutants were found")
+    return 0 if found == len(chosen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
