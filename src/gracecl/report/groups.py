@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gracecl.functional.metrics import Paired, Summary, paired, summarise
+from gracecl.functional.statistics import Paired, Summary, paired, summarise
 from gracecl.report.runs import Run, measure
 
 VARIES_WITH_THE_SEED = ("seed", "stream_hash", "commit", "threads", "snapshots")

@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from gracecl.errors import UserError
-from gracecl.functional.metrics import HIGHER_IS_BETTER, Paired, Summary
+from gracecl.functional.metrics import HIGHER_IS_BETTER
+from gracecl.functional.statistics import FEWEST_SEEDS, Paired, Summary
 from gracecl.report.groups import Group, group_runs
 from gracecl.report.runs import Run, is_tap, measure
 
@@ -77,7 +78,7 @@ def comparison_markdown(runs: Sequence[Run], metrics: Sequence[str] = COMPARED) 
         [
             f"`{group.label}`",
             f"`{group.rule}`",
-            str(len(group.runs)),
+            _seeds(len(group.runs)),
             *(_spread(group.summarise(metric), DECIMALS.get(metric, 2), interval=True) for metric in metrics),
             _spread(group.summarise("seconds"), DECIMALS["seconds"]),
         ]
@@ -102,7 +103,7 @@ def _differences(groups: list[Group], metrics: Sequence[str]) -> list[str]:
         n = max((difference.n for difference in differences), default=0)
         if n:
             decimals = [DECIMALS.get(metric, 2) for metric in metrics]
-            rows.append([f"`{group.label}`", str(n), *map(_difference, differences, decimals)])
+            rows.append([f"`{group.label}`", _seeds(n), *map(_difference, differences, decimals)])
     if not rows:
         return []
     return [
@@ -134,12 +135,18 @@ def _number(value: float, decimals: int, sign: str = "") -> str:
 
 
 def _spread(values: Summary, decimals: int, *, interval: bool = False) -> str:
-    """`61.20 ± 0.42`, with `(± 1.05)` for the interval; the mean alone for one seed."""
+    """`61.20 ± 0.42`, with `(± 1.05)` for the interval where there is one; the mean alone for one seed."""
     text = _number(values.mean, decimals)
     if not math.isnan(values.std):
         text += f" ± {_number(values.std, decimals)}"
-        text += f" (± {_number(values.half_width, decimals)})" if interval else ""
+    if interval and not math.isnan(values.half_width):
+        text += f" (± {_number(values.half_width, decimals)})"
     return text
+
+
+def _seeds(n: int) -> str:
+    """Their number; too few have no interval."""
+    return str(n) if n >= FEWEST_SEEDS else f"{n} seed{'' if n == 1 else 's'}: no interval"
 
 
 def _difference(values: Paired, decimals: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gracecl.functional.metrics import Paired, holm, seeds_to_tell
+from gracecl.functional.statistics import Paired, holm, seeds_to_tell
 from gracecl.report import Run, style
 from gracecl.report.groups import Group, group_runs
 from gracecl.studies.table import Section
@@ -105,7 +105,7 @@ def markdown(found: Sequence[Comparison]) -> str:
         ]
         here = [comparison for comparison in found if comparison.setting == setting]
         for line in sorted(here, key=lambda line: -line.difference.mean):
-            mean, low, high, p, n = line.difference
+            mean, _, low, high, p, _, _, n = line.difference
             told = n > 2
             interval = f"{low:+.2f} to {high:+.2f}" if told else f"{n} seeds: none"
             lines.append(
@@ -125,7 +125,7 @@ def picture(found: Sequence[Comparison], path: Path, title: str) -> None:
     axes = figure.subplots()
     several = len({line.setting for line in shown}) > 1
     for place, line in enumerate(shown):
-        mean, low, high, _, n = line.difference
+        mean, _, low, high, _, _, _, n = line.difference
         colour = {"above": "#009E73", "below": "#D55E00"}.get(line.verdict, style.QUIET)
         if n > 2:
             axes.plot([low, high], [place, place], color=colour, linewidth=1.6, solid_capstyle="round")
