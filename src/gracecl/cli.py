@@ -260,7 +260,7 @@ def keep(folder: Path, to: Path, /, every: int = 50) -> None:
 
 
 def write_report(folder: Path, /) -> int:
-    """Compare the runs below a folder: a table here, report.md and comparison.png there.
+    """Compare the runs below a folder: a table here, the page report.html, report.md and comparison.png there.
 
     Args:
         folder: what was given as --out
@@ -441,6 +441,7 @@ def show(out: Path, runs: Sequence[Run]) -> None:
     for run in runs:
         print(run.path)
     print(f"{out / 'report.md'} and {out / 'comparison.png'} compare them; each folder has matrix.png, layers.png and losses.png")
+    print(f"Open {out / 'report.html'} in a browser to look at them")
 
 
 VERBS: dict[str, Callable[..., int | None]] = {

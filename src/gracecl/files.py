@@ -61,12 +61,12 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Strict JSON, readable by any program: a number that is not finite becomes null."""
-    write_text(path, json.dumps(_finite(value), indent=1, allow_nan=False) + "\n")
+    write_text(path, json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
 
 
 def sealed(values: dict[str, Any]) -> str:
     """Strict JSON of some values with a digest of each, by which `read_sealed` finds what was changed since."""
-    plain = _finite(values)
+    plain = finite(values)
     return (
         json.dumps(plain | {DIGESTS: {name: _digest_of(value) for name, value in plain.items()}}, indent=1, allow_nan=False) + "\n"
     )
@@ -155,11 +155,12 @@ class Written(NamedTuple):
         return "" if str(Digest().add(data)) == self.digest else "it was changed"
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same with null for every number that JSON does not have."""
     if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -8,7 +8,7 @@ from typing import Any
 
 from gracecl.errors import UserError
 from gracecl.files import Written, write_json, write_sealed, write_text
-from gracecl.report import figures
+from gracecl.report import figures, page
 from gracecl.report.runs import RECORD, SUMMARY, Run, find_folders, find_runs, read_run, read_runs, read_summary, summary
 from gracecl.report.tables import comparison_markdown
 
@@ -42,7 +42,7 @@ def write_run_report(path: str | Path, record: Written | None = None) -> dict[st
 
 
 def write_comparison(root: str | Path, runs: Sequence[Run] | None = None) -> None:
-    """Write report.md and comparison.png into `root`, about the given runs or else about all runs below it."""
+    """Write report.html, report.md and comparison.png into `root`, about the given runs or else about all runs below it."""
     folder = Path(root)
     chosen = find_runs(folder) if runs is None else list(runs)
     if not chosen:
@@ -56,6 +56,7 @@ def write_comparison(root: str | Path, runs: Sequence[Run] | None = None) -> Non
             "Accuracy on the tasks seen so far: mean over seeds in a band of one sample standard deviation. Entropies "
             "are those of one run: faint as recorded, strong as a running mean within each task.",
         ]
+    page.write(folder / "report.html", chosen, str(folder), folder)
     write_text(folder / "report.md", "\n\n".join(part for part in parts if part) + "\n")
 
 
