@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from gracecl import cli
-from gracecl.functional.statistics import Paired
+from gracecl.functional.statistics import Paired, Summary
 from gracecl.report import Run, find_runs
+from gracecl.report.compare import Comparison
 from gracecl.runs.run import Work
 from gracecl.studies import paired as comparison
 from gracecl.studies import plan, readings, record, regimes
 
 
-def line(mean: float, corrected: float, n: int = 4) -> comparison.Comparison:
-    return comparison.Comparison(
-        "here", "er()", 1.0, Paired(mean, 1.0, mean - 1, mean + 1, 0.01, 0.1, mean, n), corrected, 1.0, 1.0, 3.0
-    )
+def line(mean: float, corrected: float, n: int = 4) -> Comparison:
+    difference = Paired(mean, 1.0, mean - 1, mean + 1, 0.01, 0.1, mean, n)
+    return Comparison("here", "er()", "sgd()", "acc", Summary(50.0, 1.0, 1.0, n), difference, corrected, 0.1)
 
 
 def test_what_a_comparison_says() -> None:
@@ -59,7 +59,7 @@ def test_a_study_compares_its_methods_with_the_control(made: Path) -> None:
 def test_two_seeds_have_no_interval(made: Path) -> None:
     runs = [run for run in find_runs(made) if run.config["seed"] < 2]
     text = comparison.markdown(comparison.compare(runs, "mose()"))
-    assert "2 seeds: none" in text
+    assert "2 seeds: no interval" in text
     assert " to " not in text.split("|---")[1]
 
 
@@ -70,7 +70,7 @@ def test_grace_is_compared_with_what_it_wraps_where_the_control_is_not_there(mad
     names = {"er()": "er()", "mose()": "grace(er())"}
     runs = [renamed(run, names[run.config["method"]]) for run in find_runs(made) if run.config["method"] in names]
     [found] = comparison.compare(runs, "mose()")
-    assert found.method == "grace(er())"
+    assert found.comparison.method == "grace(er())"
 
 
 @pytest.mark.parametrize("module", [readings, regimes, record])

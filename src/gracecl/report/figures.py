@@ -15,6 +15,7 @@ from gracecl.report.groups import Group, group_runs
 from gracecl.report.runs import Run
 from gracecl.report.style import (
     INK,
+    METHOD_COLOURS,
     MOST_NUMBERED_TASKS,
     QUIET,
     End,
@@ -31,6 +32,9 @@ from gracecl.report.style import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from gracecl.functional.statistics import Ranking
+    from gracecl.report.compare import Comparison
 
 FEEDBACK = {
     "log/H": "entropy H (nats)",
@@ -148,6 +152,81 @@ def comparison(runs: Sequence[Run], path: str | Path) -> bool:
         label_ends(figure, panels[0], ends)
     save(figure, path)
     return True
+
+
+def differences(found: Sequence[Comparison], path: str | Path, title: str) -> bool:
+    """Each difference with its interval, a panel per setting: right of the line is above what it is compared with, left below."""
+    if not found:
+        return False
+    settings = list(dict.fromkeys(line.setting for line in found))
+    parts = [
+        sorted((line for line in found if line.setting == setting), key=lambda line: line.difference.mean) for setting in settings
+    ]
+    figure = new_figure(0.9 + 0.55 * len(parts) + 0.24 * len(found))
+    panels = figure.subplots(len(parts), 1, sharex=True, squeeze=False, height_ratios=[1 + len(part) for part in parts])[:, 0]
+    for axes, setting, part in zip(panels, settings, parts, strict=True):
+        for place, line in enumerate(part):
+            colour = {"above": METHOD_COLOURS[2], "below": METHOD_COLOURS[1]}.get(line.verdict, QUIET)
+            axes.plot(
+                [line.difference.low, line.difference.high], [place, place], color=colour, linewidth=1.6, solid_capstyle="round"
+            )
+            axes.plot([line.difference.mean], [place], "o", color=colour, markersize=4)
+        axes.axvline(0, color=INK, linewidth=0.8)
+        axes.margins(y=0.5 / len(part))
+        plain(axes, setting)
+        axes.set_yticks(range(len(part)), [shortened(line.method) for line in part], fontsize=7)
+    panels[-1].set_xlabel(f"points of {found[0].metric} above (+) or below (-) it, 95 % interval over paired seeds")
+    figure.suptitle(title, x=0.01, ha="left", size=9, color=INK)
+    save(figure, path)
+    return True
+
+
+def shortened(label: str, most: int = 48) -> str:
+    return label if len(label) <= most else f"{label[: most - 1]}…"
+
+
+def critical_difference(methods: Sequence[str], found: Ranking, path: str | Path, metric: str) -> bool:
+    """Mean ranks over settings on one line, the best at the left; a bar joins methods that cannot be told apart (Demšar 2006)."""
+    order = sorted(range(len(methods)), key=lambda index: found.ranks[index])
+    ranks = [found.ranks[index] for index in order]
+    bars = alike(ranks, found.critical)
+    half = math.ceil(len(order) / 2)
+    figure = new_figure(1.5 + 0.22 * half + 0.12 * len(bars))
+    axes = figure.subplots()
+    axes.set_axis_off()
+    below = 0.6 + 0.35 * len(bars)
+    width = len(methods) - 1
+    axes.set(xlim=(1 - 0.45 * width, len(methods) + 0.45 * width), ylim=(-(below + 0.8 * half), 2.4))
+    axes.plot([1, len(methods)], [0, 0], color=INK, linewidth=1)
+    for rank in range(1, len(methods) + 1):
+        axes.plot([rank, rank], [0, 0.15], color=INK, linewidth=1)
+        axes.text(rank, 0.25, str(rank), ha="center", va="bottom", fontsize=7.5, color=QUIET)
+    for place, (first, last) in enumerate(bars):
+        level = -0.35 * (place + 1)
+        axes.plot([ranks[first] - 0.03, ranks[last] + 0.03], [level, level], color=INK, linewidth=3, solid_capstyle="butt")
+    for place, index in enumerate(order):
+        left = place < half
+        level = -(below + 0.8 * (place if left else len(order) - 1 - place))
+        side = 1 - 0.08 * width if left else len(methods) + 0.08 * width
+        axes.plot([ranks[place], ranks[place], side], [0, level, level], color=QUIET, linewidth=0.8)
+        text, towards = f"{methods[index]}  {ranks[place]:.2f}", "right" if left else "left"
+        axes.text(side, level, f" {text} ", ha=towards, va="center", fontsize=7.5, color=INK)
+    axes.plot([1, 1 + found.critical], [1.5, 1.5], color=INK, linewidth=1.2, marker="|")
+    axes.text(1, 1.7, f"critical difference {found.critical:.2f}", ha="left", va="bottom", fontsize=7.5, color=INK)
+    about = f"mean ranks by {metric} over {found.settings} settings; Friedman's test p = {found.p:.2g}"
+    figure.suptitle(about, x=0.01, ha="left", size=8.5, color=INK)
+    save(figure, path)
+    return True
+
+
+def alike(ranks: Sequence[float], critical: float) -> list[tuple[int, int]]:
+    """First and last of each longest stretch of sorted ranks whose ends differ by less than the critical difference."""
+    found: list[tuple[int, int]] = []
+    for first, rank in enumerate(ranks):
+        last = max(place for place, other in enumerate(ranks) if other - rank < critical)
+        if last > first and (not found or last > found[-1][1]):
+            found.append((first, last))
+    return found
 
 
 def _write_numbers(axes: Axes, block: Array) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,8 @@ from gracecl.report.runs import Run, measure
 VARIES_WITH_THE_SEED = ("seed", "stream_hash", "commit", "threads", "snapshots")
 FOLLOWS = ("layers", "parameters", "rule", "images_beyond_memory")
 """what a run's settings lead to; to name the settings is enough"""
+OF_THE_STREAM = ("stream_steps", "tasks", "classes")
+"""what its expression says already"""
 SETTING = ("stream", "net", "memory")
 """what a fair comparison holds fixed; named in the label of every group when it is not"""
 
@@ -28,6 +30,10 @@ class Group:
     """how many runs were left out because they have not come to their end"""
     rule: str
     """the inference rule whose numbers are reported"""
+
+    @property
+    def method(self) -> str:
+        return str(self.runs[0].config["method"]) if self.runs else self.label
 
     def under(self, rule: str) -> Group:
         """The same runs, seen through another inference rule."""
@@ -64,6 +70,26 @@ def group_runs(runs: Sequence[Run], *, unfinished_too: bool = False) -> list[Gro
     return [_group(label, group, unfinished_too) for label, group in zip(labels, groups, strict=True)]
 
 
+def group_apart(selections: Mapping[str, Sequence[Run]]) -> list[list[Group]]:
+    """The groups of several selections of runs, each by its name. A label tells a group apart from the others in its setting; equal
+    configurations in two selections are two groups."""
+    found: dict[str, list[Group]] = {name: [] for name in selections}
+    by_setting: dict[str, list[tuple[str, Group]]] = {}
+    for name, runs in selections.items():
+        for group in (group for group in group_runs(runs) if group.runs):
+            by_setting.setdefault(setting_of(group.runs[0]), []).append((name, group))
+    for members in by_setting.values():
+        labels = _labels([group.runs[0].config for _, group in members])
+        for label, (name, group) in zip(labels, members, strict=True):
+            found[name].append(replace(group, label=f"{label} in {name}" if labels.count(label) > 1 else label))
+    return list(found.values())
+
+
+def setting_of(run: Run, keys: Sequence[str] = SETTING) -> str:
+    """What a fair comparison holds fixed, in words."""
+    return ", ".join(str(run.config.get(key)) for key in keys if run.config.get(key) is not None)
+
+
 def _group(label: str, runs: list[Run], unfinished_too: bool) -> Group:
     by_seed = {run.config["seed"]: run for run in runs if run.finished or unfinished_too}
     unfinished = {run.config["seed"] for run in runs} - set(by_seed)
@@ -77,7 +103,8 @@ def _labels(configs: list[dict[str, Any]]) -> list[str]:
     for config in configs:
         same_method = [other for other in configs if other["method"] == config["method"]]
         keys = [key for key in SETTING if _varies(key, configs)]
-        keys += [key for key in config if key not in {*SETTING, *VARIES_WITH_THE_SEED, *FOLLOWS} and _varies(key, same_method)]
+        told = {*SETTING, *VARIES_WITH_THE_SEED, *FOLLOWS, *OF_THE_STREAM}
+        keys += [key for key in config if key not in told and _varies(key, same_method)]
         labels.append(", ".join([str(config["method"]), *(f"{key}={config.get(key)}" for key in keys)]))
     return labels
 

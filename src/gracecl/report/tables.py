@@ -32,9 +32,9 @@ NOTHING = "–"
 def comparison_table(runs: Sequence[Run], metrics: Sequence[str] = COMPARED) -> Table:
     """One row per method: mean ± sample standard deviation over seeds, under the method's own inference rule."""
     groups = group_runs(runs)
-    table = _table("method", "n", *(_heading(metric) for metric in metrics), "seconds")
+    table = new_table("method", "n", *(heading(metric) for metric in metrics), "seconds")
     for group in groups:
-        cells = [_spread(group.summarise(metric), BRIEF[metric]) for metric in (*metrics, "seconds")]
+        cells = [spread_text(group.summarise(metric), BRIEF[metric]) for metric in (*metrics, "seconds")]
         table.add_row(f"{escape(group.label)}\n[dim]{escape(group.rule)}[/dim]", str(len(group.runs)), *cells)
     table.caption = " ".join(["percent; mean ± sample std over n seeds", *_left_out(groups)])
     return table
@@ -47,10 +47,10 @@ def rules_table(runs: Run | Sequence[Run]) -> Table:
         raise UserError("a table of inference rules is about the runs of one method; choose its folder")
     group = groups[0]
     names = list(dict.fromkeys(name for run in group.runs for name in run.rules()))
-    table = _table("rule", *(_heading(metric) for metric in RULE_METRICS))
+    table = new_table("rule", *(heading(metric) for metric in RULE_METRICS))
     for taps in (False, True):
         for name in (name for name in names if is_tap(name) == taps):
-            cells = [_spread(group.under(name).summarise(metric), BRIEF[metric]) for metric in RULE_METRICS]
+            cells = [spread_text(group.under(name).summarise(metric), BRIEF[metric]) for metric in RULE_METRICS]
             table.add_row(f"{name} *" if name == group.rule else name, *cells)
         table.add_section()
     table.caption = "* the rule this method predicts with; a number is a tap, counted from the input"
@@ -61,11 +61,11 @@ def run_table(run: Run) -> Table:
     """Every metric of one run, a column for each rule that combines or chooses taps."""
     rules = [rule for rule in run.rules() if not is_tap(rule)]
     values = {rule: measure(run, rule) for rule in rules}
-    table = _table("metric", *(f"{rule} *" if rule == run.rule else rule for rule in rules))
+    table = new_table("metric", *(f"{rule} *" if rule == run.rule else rule for rule in rules))
     for metric in HIGHER_IS_BETTER:
-        cells = [_number(values[rule].get(metric, math.nan), DECIMALS.get(metric, 2)) for rule in rules]
+        cells = [number(values[rule].get(metric, math.nan), DECIMALS.get(metric, 2)) for rule in rules]
         if any(cell != NOTHING for cell in cells):
-            table.add_row(_heading(metric), *cells)
+            table.add_row(heading(metric), *cells)
     table.title = escape(run.title)
     table.caption = "* the rule this method predicts with" + ("" if run.finished else "; the run is not finished")
     return table
@@ -78,18 +78,18 @@ def comparison_markdown(runs: Sequence[Run], metrics: Sequence[str] = COMPARED) 
         [
             f"`{group.label}`",
             f"`{group.rule}`",
-            _seeds(len(group.runs)),
-            *(_spread(group.summarise(metric), DECIMALS.get(metric, 2), interval=True) for metric in metrics),
-            _spread(group.summarise("seconds"), DECIMALS["seconds"]),
+            seeds_text(len(group.runs)),
+            *(spread_text(group.summarise(metric), DECIMALS.get(metric, 2), interval=True) for metric in metrics),
+            spread_text(group.summarise("seconds"), DECIMALS["seconds"]),
         ]
         for group in groups
     ]
-    header = ["method", "rule", "seeds", *(_heading(metric) for metric in metrics), "seconds"]
+    header = ["method", "rule", "seeds", *(heading(metric) for metric in metrics), "seconds"]
     note = (
         "Accuracies in percent: mean ± sample standard deviation over seeds, in brackets the half-width of the "
         "95 % Student-t interval of the mean. Seconds are training time without evaluation."
     )
-    parts = [_markdown(header, rows), " ".join([note, *_left_out(groups)])]
+    parts = [markdown_table(header, rows), " ".join([note, *_left_out(groups)])]
     return "\n\n".join(parts + _differences(groups, metrics)) + "\n"
 
 
@@ -103,13 +103,14 @@ def _differences(groups: list[Group], metrics: Sequence[str]) -> list[str]:
         n = max((difference.n for difference in differences), default=0)
         if n:
             decimals = [DECIMALS.get(metric, 2) for metric in metrics]
-            rows.append([f"`{group.label}`", _seeds(n), *map(_difference, differences, decimals)])
+            rows.append([f"`{group.label}`", seeds_text(n), *map(_difference, differences, decimals)])
     if not rows:
         return []
     return [
         f"### Difference to `{first.label}` on the same seeds",
-        _markdown(["method", "seeds", *(_heading(metric) for metric in metrics)], rows),
-        "Mean difference, its 95 % interval, and p of the paired t-test (two-sided, not corrected for the number of comparisons).",
+        markdown_table(["method", "seeds", *(heading(metric) for metric in metrics)], rows),
+        "Mean difference, its 95 % interval, and p of the paired t-test (two-sided, not corrected for the number of comparisons; "
+        "`gracecl compare` corrects it).",
     ]
 
 
@@ -118,7 +119,7 @@ def _left_out(groups: list[Group]) -> list[str]:
     return [f"({count} unfinished run{'s' if count > 1 else ''} left out)"] if count else []
 
 
-def _table(first: str, *others: str) -> Table:
+def new_table(first: str, *others: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left", title_justify="left")
     table.add_column(first, overflow="fold", min_width=12)
     for name in others:
@@ -126,37 +127,42 @@ def _table(first: str, *others: str) -> Table:
     return table
 
 
-def _heading(metric: str) -> str:
-    return f"{metric} {'↑' if HIGHER_IS_BETTER[metric] else '↓'}"
+def heading(metric: str) -> str:
+    return f"{metric} {'↑' if HIGHER_IS_BETTER.get(metric, False) else '↓'}"
 
 
-def _number(value: float, decimals: int, sign: str = "") -> str:
+def number(value: float, decimals: int, sign: str = "") -> str:
     return NOTHING if math.isnan(value) else f"{value:{sign}.{decimals}f}"
 
 
-def _spread(values: Summary, decimals: int, *, interval: bool = False) -> str:
+def spread_text(values: Summary, decimals: int, *, interval: bool = False) -> str:
     """`61.20 ± 0.42`, with `(± 1.05)` for the interval where there is one; the mean alone for one seed."""
-    text = _number(values.mean, decimals)
+    text = number(values.mean, decimals)
     if not math.isnan(values.std):
-        text += f" ± {_number(values.std, decimals)}"
+        text += f" ± {number(values.std, decimals)}"
     if interval and not math.isnan(values.half_width):
-        text += f" (± {_number(values.half_width, decimals)})"
+        text += f" (± {number(values.half_width, decimals)})"
     return text
 
 
-def _seeds(n: int) -> str:
+def seeds_text(n: int) -> str:
     """Their number; too few have no interval."""
     return str(n) if n >= FEWEST_SEEDS else f"{n} seed{'' if n == 1 else 's'}: no interval"
 
 
 def _difference(values: Paired, decimals: int) -> str:
-    text = _number(values.mean, decimals, "+")
+    text = number(values.mean, decimals, "+")
     if not math.isnan(values.p):
-        text += f" [{_number(values.low, decimals, '+')}, {_number(values.high, decimals, '+')}]"
-        text += ", p < 0.001" if values.p < 0.001 else f", p = {values.p:.3f}"
+        text += f" [{number(values.low, decimals, '+')}, {number(values.high, decimals, '+')}]"
+        text += f", {p_text(values.p)}"
     return text
 
 
-def _markdown(header: list[str], rows: list[list[str]]) -> str:
-    rule = ["---" if name in ("method", "rule") else "---:" for name in header]
+def p_text(p: float) -> str:
+    """`p = 0.012` or `p < 0.001`."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def markdown_table(header: list[str], rows: list[list[str]]) -> str:
+    rule = ["---" if name in ("method", "rule", "against") else "---:" for name in header]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in [header, rule, *rows])
