@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gracecl.functional.metrics import Array, seen_rows
-from gracecl.report.groups import Group, group_runs
+from gracecl.functional.metrics import HIGHER_IS_BETTER, Array, seen_rows
+from gracecl.report.groups import Group, group_runs, value_of
 from gracecl.report.runs import Run
 from gracecl.report.style import (
     INK,
@@ -152,6 +152,121 @@ def comparison(runs: Sequence[Run], path: str | Path) -> bool:
         label_ends(figure, panels[0], ends)
     save(figure, path)
     return True
+
+
+def seeds_and_intervals(groups: Sequence[Group], metric: str, path: str | Path) -> bool:
+    """A metric of each method: every seed, the mean, and its 95 % interval where there are seeds enough."""
+    shown = [(group, group.summarise(metric)) for group in groups if group.runs]
+    shown = [(group, values) for group, values in shown if math.isfinite(values.mean)]
+    if not shown:
+        return False
+    shown.sort(key=lambda one: one[1].mean, reverse=not HIGHER_IS_BETTER.get(metric, False))
+    figure = new_figure(1.0 + 0.26 * len(shown))
+    axes = figure.subplots()
+    for place, (group, values) in enumerate(shown):
+        colour = METHOD_COLOURS[0]
+        if math.isfinite(values.half_width):
+            ends = [values.mean - values.half_width, values.mean + values.half_width]
+            axes.plot(ends, [place, place], color=colour, linewidth=1.6, solid_capstyle="round")
+        seeds = [value_of(run, metric, group.rule) for run in group.runs]
+        axes.plot(seeds, [place] * len(seeds), "o", color="white", markeredgecolor=colour, markersize=4)
+        axes.plot([values.mean], [place], "|", color=colour, markersize=11, markeredgewidth=2)
+    axes.set_xlabel(f"{metric}: seeds, mean, 95 % interval from three seeds on")
+    plain(axes)
+    axes.margins(y=0.5 / len(shown))
+    axes.set_yticks(range(len(shown)), [shortened(group.label) for group, _ in shown], fontsize=7)
+    save(figure, path)
+    return True
+
+
+def against(groups: Sequence[Group], metric: str, cost: str, label: str, path: str | Path) -> bool:
+    """A metric against what it costs: one point per method, named beside it."""
+    points = [(group, group.cost(cost), group.summarise(metric)) for group in groups if group.runs]
+    points = [(group, paid, values) for group, paid, values in points if math.isfinite(paid) and math.isfinite(values.mean)]
+    if len({paid for _, paid, _ in points}) < 2:
+        return False
+    figure = new_figure(3.6)
+    axes = figure.subplots()
+    for index, (_, paid, values) in enumerate(points):
+        colour = method_style(index)[0]
+        axes.errorbar(paid, values.mean, yerr=values.std if math.isfinite(values.std) else None, fmt="o", color=colour, linewidth=1)
+    if min(paid for _, paid, _ in points) > 0 and max(paid for _, paid, _ in points) > 20 * min(paid for _, paid, _ in points):
+        axes.set_xscale("log")
+    axes.set(xlabel=label, ylabel=f"{metric}, mean ± std over seeds")
+    axes.margins(0.12)
+    plain(axes)
+    named = [(paid, values.mean, shortened(group.label, LONGEST_LABEL)) for group, paid, values in points]
+    label_points(figure, axes, named, [method_style(index)[0] for index in range(len(points))])
+    save(figure, path)
+    return True
+
+
+def task_curves(run: Run, path: str | Path) -> bool:
+    """The accuracy on each task over the stream, from the moment it is seen."""
+    steps, rows = run.seen(run.rule)
+    if not rows:
+        return False
+    count = max(map(len, rows))
+    figure = new_figure(3.2)
+    axes = figure.subplots()
+    ends = []
+    for task, colour in enumerate(layer_colours(count)):
+        points = [(step, float(row[task])) for step, row in zip(steps, rows, strict=True) if len(row) > task]
+        axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.3, marker="o", markersize=2)
+        ends.append(End(points[-1][1], f"task {task + 1}", colour))
+    axes.set(xlabel="step", ylabel="accuracy on each task (%)", ylim=(0, 102))
+    plain(axes, f"{run.title}, rule {run.rule}", above=14)
+    mark_tasks(axes, run.task_ends)
+    if count <= MOST_NUMBERED_TASKS:
+        label_ends(figure, axes, ends, size=7)
+    save(figure, path)
+    return True
+
+
+def feedback_maps(run: Run, path: str | Path) -> bool:
+    """α and γ of each layer over the stream, as colours."""
+    names = [name for name in ("log/alpha", "log/gamma") if len(run.series(name)[0])]
+    if not names:
+        return False
+    figure = new_figure(1.5 * len(names) + 0.5)
+    for axes, name in zip(figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0], names, strict=True):
+        steps, values, _ = run.series(name)
+        layers = values.shape[1]
+        extent = (float(steps[0]), float(steps[-1]) + 1, 0.5, layers + 0.5)
+        image = axes.imshow(values.T, aspect="auto", origin="lower", extent=extent, cmap="viridis", interpolation="nearest")
+        axes.set_yticks(range(1, layers + 1))
+        axes.set_ylabel("layer", size=8.5, color=INK)
+        axes.tick_params(labelsize=8, colors=QUIET, length=2)
+        axes.set_title(FEEDBACK[name], loc="left", fontsize=8.5, color=INK)
+        figure.colorbar(image, ax=axes, pad=0.01).ax.tick_params(labelsize=7, colors=QUIET)
+    axes.set_xlabel("step", size=8.5, color=INK)
+    figure.suptitle(run.title, x=0.01, ha="left", size=9, color=INK)
+    save(figure, path)
+    return True
+
+
+def label_points(figure: Figure, axes: Axes, labelled: Sequence[tuple[float, float, str]], colours: Sequence[str]) -> None:
+    """A label beside each point, at the first place around it that no point and no earlier label occupies."""
+    from matplotlib.transforms import Bbox
+
+    figure.draw_without_rendering()
+    pixels = axes.transData.transform([(x, y) for x, y, _ in labelled])
+    scale = figure.dpi / 72
+    taken = [Bbox.from_bounds(x - 4 * scale, y - 4 * scale, 8 * scale, 8 * scale) for x, y in pixels]
+    places = [(x, y, side) for y in (0, 8, -8, 16, -16, 24, -24, 32, -32, 40, -40) for x, side in ((6, "left"), (-6, "right"))]
+    for (x, y, text), colour in zip(labelled, colours, strict=True):
+        for dx, dy, side in places:
+            label = axes.annotate(
+                text, (x, y), xytext=(dx, dy), textcoords="offset points", ha=side, va="center", fontsize=7.5, color=colour
+            )
+            box = label.get_window_extent()
+            if not any(box.overlaps(other) for other in taken) or (dx, dy, side) == places[-1]:
+                break
+            label.remove()
+        taken.append(box)
+        if dy:
+            line = {"arrowstyle": "-", "color": QUIET, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
+            axes.annotate("", (x, y), xytext=(dx, dy), textcoords="offset points", arrowprops=line)
 
 
 def differences(found: Sequence[Comparison], path: str | Path, title: str) -> bool:

@@ -19,6 +19,15 @@ SETTING = ("stream", "net", "memory")
 """what a fair comparison holds fixed; named in the label of every group when it is not"""
 
 
+COSTS = {
+    "seconds": "seconds of training",
+    "forward": "images through the net",
+    "memory": "images in the memory",
+    "parameters": "parameters",
+}
+"""what a metric can be set against, and what it is called on an axis"""
+
+
 @dataclass(frozen=True)
 class Group:
     """One method in one setting, over seeds."""
@@ -42,6 +51,11 @@ class Group:
     def summarise(self, metric: str) -> Summary:
         return summarise([value_of(run, metric, self.rule) for run in self.runs])
 
+    def cost(self, name: str) -> float:
+        """Mean over seeds of `seconds`, of a number in the configuration (`memory`, `parameters`) or in the times (`forward`)."""
+        costs = [cost_of(run, name) for run in self.runs]
+        return sum(costs) / len(costs) if costs else float("nan")
+
     def minus(self, other: Group, metric: str) -> Paired:
         """The difference on the seeds that both have, where both saw the same stream."""
         theirs = {_pair_key(run): value_of(run, metric, other.rule) for run in other.runs}
@@ -55,8 +69,14 @@ class Group:
 def value_of(run: Run, metric: str, rule: str) -> float:
     """A metric by name, NaN when the run has none; `seconds` is the time spent training."""
     if metric == "seconds":
-        return float(run.timing.get("train_seconds", float("nan")))
+        return cost_of(run, metric)
     return measure(run, rule).get(metric, float("nan"))
+
+
+def cost_of(run: Run, name: str) -> float:
+    """NaN where the run does not say."""
+    found = run.timing.get("train_seconds") if name == "seconds" else run.config.get(name, run.timing.get(name))
+    return float("nan") if found is None else float(found)
 
 
 def group_runs(runs: Sequence[Run], *, unfinished_too: bool = False) -> list[Group]:

@@ -22,7 +22,7 @@ from gracecl.files import finite, write_text
 from gracecl.functional.metrics import ANYTIME_METRICS, HIGHER_IS_BETTER, MATRIX_METRICS, Array
 from gracecl.functional.statistics import FEWEST_SEEDS, t_quantile
 from gracecl.report.command import command
-from gracecl.report.groups import group_runs
+from gracecl.report.groups import COSTS, cost_of, group_runs
 from gracecl.report.runs import Run, is_tap, measure
 from gracecl.report.tables import COMPARED, DECIMALS
 
@@ -39,12 +39,6 @@ ROWS = {
     "log/accuracy": "accuracy on the images of the step",
 }
 """what recorded rows are called in words; others go by their names"""
-COSTS = {
-    "seconds": "seconds of training",
-    "forward": "images through the net",
-    "memory": "images in the memory",
-    "parameters": "parameters",
-}
 READING = (
     "Percent: mean ± sample standard deviation over the seeds; in the marked column also the 95 % Student-t interval of the mean, "
     f"from {FEWEST_SEEDS} seeds on. Seeds are paired: each gives every method the same stream. Only finished runs count."
@@ -114,12 +108,7 @@ def _run(place: int, run: Run, root: Path | None, points: int) -> dict[str, Any]
         "folder": str(run.path.relative_to(root)) if root is not None and run.path.is_relative_to(root) else run.path.name,
         "command": command(run),
         "config": run.config,
-        "costs": {
-            "seconds": run.timing.get("train_seconds"),
-            "forward": run.timing.get("forward"),
-            "memory": run.config.get("memory"),
-            "parameters": run.config.get("parameters"),
-        },
+        "costs": {name: cost_of(run, name) for name in COSTS},
         "evals": {
             name: [record[key] for record in kept] for name, key in (("steps", "step"), ("tasks", "task"), ("ends", "task_end"))
         },

@@ -33,6 +33,15 @@ def select(names: Sequence[str], root: Path, rule: str | None = None) -> list[li
     return selections
 
 
+def folder_of(name: str) -> Path:
+    """A folder, or the one that a study of that name keeps its runs in."""
+    places = [Path(name), Path("results") / name, Path("runs") / name]
+    found = [place for place in places if place.is_dir()]
+    if not found:
+        raise UserError(f"there is no folder {name}, and no study's runs in {places[1]} or {places[2]}")
+    return found[0]
+
+
 def runs_of(name: str, root: Path) -> list[Run]:
     """The runs in the folder of that name, or of the method below `root`."""
     if Path(name).is_dir():

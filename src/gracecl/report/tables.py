@@ -8,12 +8,16 @@ from collections.abc import Sequence
 from rich import box
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from gracecl.errors import UserError
 from gracecl.functional.metrics import HIGHER_IS_BETTER
 from gracecl.functional.statistics import FEWEST_SEEDS, Paired, Summary
+from gracecl.report import sheet
+from gracecl.report.beside_paper import Column
 from gracecl.report.groups import Group, group_runs
 from gracecl.report.runs import Run, is_tap, measure
+from gracecl.report.sheet import Cell
 
 COMPARED = ("acc", "aia", "forgetting", "forgetting_mose")
 """metrics of a comparison unless others are asked for"""
@@ -29,14 +33,26 @@ BRIEF = dict.fromkeys(HIGHER_IS_BETTER, 1) | {"ece": 3, "nll": 2, "seconds": 0}
 NOTHING = "–"
 
 
-def comparison_table(runs: Sequence[Run], metrics: Sequence[str] = COMPARED) -> Table:
-    """One row per method: mean ± sample standard deviation over seeds, under the method's own inference rule."""
+def comparison_table(runs: Sequence[Run], metrics: Sequence[str] = COMPARED, column: Column | None = None) -> Table:
+    """One row per method: mean ± sample standard deviation over seeds, under the method's own inference rule.
+
+    The best of each column is bold and the second underlined; beside them stands what the paper has, if its column is given.
+    """
     groups = group_runs(runs)
-    table = new_table("method", "n", *(heading(metric) for metric in metrics), "seconds")
-    for group in groups:
-        cells = [spread_text(group.summarise(metric), BRIEF[metric]) for metric in (*metrics, "seconds")]
-        table.add_row(f"{escape(group.label)}\n[dim]{escape(group.rule)}[/dim]", str(len(group.runs)), *cells)
-    table.caption = " ".join(["percent; mean ± sample std over n seeds", *_left_out(groups)])
+    found = sheet.lines(groups, metrics, column)
+    printed = sheet.beside(found, metrics)
+    heads = [head for metric in metrics for head in ([heading(metric), "paper", "Δ"] if metric in printed else [heading(metric)])]
+    table = new_table("method", "n", *heads, "seconds")
+    for line in found:
+        cells: list[str | Text] = []
+        for metric, cell in line.cells.items():
+            style = {0: "bold", 1: "underline"}.get(cell.place, "") if cell.place is not None else ""
+            cells.append(Text(spread_text(cell.ours, BRIEF[metric]), style))
+            cells += _of_the_paper(cell) if metric in printed else []
+        name = f"{escape(line.group.label)}\n[dim]{escape(line.group.rule)}[/dim]"
+        table.add_row(name, str(len(line.group.runs)), *cells, spread_text(line.seconds, BRIEF["seconds"]))
+    beside = [column.about] if column and printed else []
+    table.caption = " ".join(["percent; mean ± sample std over n seeds", *_left_out(groups), *beside])
     return table
 
 
@@ -71,26 +87,33 @@ def run_table(run: Run) -> Table:
     return table
 
 
-def comparison_markdown(runs: Sequence[Run], metrics: Sequence[str] = COMPARED) -> str:
+def comparison_markdown(runs: Sequence[Run], metrics: Sequence[str] = COMPARED, column: Column | None = None) -> str:
     """The comparison for a page: the same table with 95 % intervals, and paired differences to the first method."""
     groups = group_runs(runs)
-    rows = [
-        [
-            f"`{group.label}`",
-            f"`{group.rule}`",
-            seeds_text(len(group.runs)),
-            *(spread_text(group.summarise(metric), DECIMALS.get(metric, 2), interval=True) for metric in metrics),
-            spread_text(group.summarise("seconds"), DECIMALS["seconds"]),
-        ]
-        for group in groups
-    ]
-    header = ["method", "rule", "seeds", *(heading(metric) for metric in metrics), "seconds"]
+    found = sheet.lines(groups, metrics, column)
+    printed = sheet.beside(found, metrics)
+    header, rows = ["method", "rule", "seeds"], []
+    for metric in metrics:
+        header += [heading(metric), "paper", "difference"] if metric in printed else [heading(metric)]
+    for line in found:
+        row = [f"`{line.group.label}`", f"`{line.group.rule}`", seeds_text(len(line.group.runs))]
+        for metric, cell in line.cells.items():
+            text = spread_text(cell.ours, DECIMALS.get(metric, 2), interval=True)
+            row.append({0: f"**{text}**", 1: f"<u>{text}</u>"}.get(cell.place, text) if cell.place is not None else text)
+            row += _of_the_paper(cell) if metric in printed else []
+        rows.append([*row, spread_text(line.seconds, DECIMALS["seconds"])])
     note = (
         "Accuracies in percent: mean ± sample standard deviation over seeds, in brackets the half-width of the "
-        "95 % Student-t interval of the mean. Seconds are training time without evaluation."
+        "95 % Student-t interval of the mean; the best bold, the second underlined. Seconds are training time without evaluation."
     )
-    parts = [markdown_table(header, rows), " ".join([note, *_left_out(groups)])]
+    notes = [note, *([column.about] if column and printed else []), *_left_out(groups)]
+    parts = [markdown_table([*header, "seconds"], rows), " ".join(notes)]
     return "\n\n".join(parts + _differences(groups, metrics)) + "\n"
+
+
+def _of_the_paper(cell: Cell) -> list[str]:
+    """Its value and the difference to it."""
+    return [NOTHING if cell.paper is None else f"{cell.paper:.1f}", number(cell.difference, 1, "+")]
 
 
 def _differences(groups: list[Group], metrics: Sequence[str]) -> list[str]:
