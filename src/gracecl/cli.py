@@ -348,6 +348,44 @@ def write_report(
     return tell(damaged)
 
 
+def import_results(source: Path, /, out: Path = Path("runs/imported")) -> None:
+    """Take over results that others made, to stand in the same tables: a JSON file, or a folder of them.
+
+    Args:
+        source: docs/reports.md shows what a result looks like
+        out: folder for them
+    """
+    from gracecl.report.foreign import import_results
+
+    places = import_results(source, out)
+    print(f"{len(places)} results are in {out}; 'gracecl report runs {out} --out report' would set them beside others")
+
+
+def export(source: str, file: Path, /, what: Literal["runs", "evaluations", "steps"] = "runs", rule: str | None = None) -> None:
+    """Write runs as a table (.csv, .parquet), or a run's learner as a model (.safetensors, .pt2, .onnx), by the file's name.
+
+    Args:
+        source: folder of runs, or the name of a study; of a model, the run's folder
+        file: what to write
+        what: of a table: a row per run, per evaluation, rule and task, or per step, term and layer
+        rule: inference rule whose metrics or predictions are meant (default: each method's own)
+    """
+    from gracecl.report.select import folder_of
+
+    folder = folder_of(source)
+    if file.suffix in (".csv", ".parquet"):
+        from gracecl.report import find_runs
+        from gracecl.report.frames import write_table
+
+        print(f"{write_table(find_runs(folder), file, what, rule):,} rows are in {file}")
+        return
+    from gracecl.runs.export import MODELS, export_run
+
+    if file.suffix not in MODELS:
+        raise UserError(f"the name of {file} must end in .csv, .parquet or {', '.join(MODELS)}")
+    print(export_run(only_run(folder), file, rule))
+
+
 def list_names(
     kind: Literal["methods", "streams", "nets", "datasets", "controllers"],
     /,
@@ -537,6 +575,8 @@ VERBS: dict[str, Callable[..., int | None]] = {
     "report": write_report,
     "compare": compare,
     "keep": keep,
+    "import": import_results,
+    "export": export,
     "list": list_names,
     "data": manage_data,
     "theory": show_theory,

@@ -8,6 +8,7 @@ import json
 import math
 import mmap
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -52,6 +53,11 @@ def make_folder(folder: Path) -> None:
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         sync_folder(folder.parent)
+
+
+def as_name(expression: str) -> str:
+    """An expression, or any text, as a name of a file or folder."""
+    return re.sub(r"[^A-Za-z0-9_.=+-]+", "-", expression.replace("()", "")).strip("-")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gracecl.errors import UserError
-from gracecl.files import Written, write_json, write_sealed, write_text
+from gracecl.files import Written, as_name, write_json, write_sealed, write_text
 from gracecl.report import figures, page, sheet
 from gracecl.report.beside_paper import Column
 from gracecl.report.groups import COSTS, group_runs
@@ -111,7 +110,7 @@ def write_figures(folder: Path, runs: Sequence[Run], kind: str) -> list[Path]:
         "losses": figures.loss_curves,
     }
     for number, group in enumerate(groups, start=1):
-        method = re.sub(r"[^A-Za-z0-9_.=+-]+", "-", group.label.replace("()", "")).strip("-")[:60]
+        method = as_name(group.label)[:60]
         for what, draw in of_a_run.items():
             name = f"{number:02d}-{method}-{what}"
             drawn.append((name, draw(group.runs[0], folder / f"{name}.{kind}")))

@@ -37,7 +37,12 @@ UNCHANGED = {
 
 
 def command(run: Run) -> str:
-    """Every option that the configuration holds and the command would not choose by itself; published defaults stay out of it."""
+    """Every option that the configuration holds and the command would not choose by itself; published defaults stay out of it.
+
+    Of results that others made, the command that imports them.
+    """
+    if imported := run.config.get("imported_from"):
+        return shlex.join(["gracecl", "import", str(imported)])
     words = ["gracecl", "run", str(run.config["method"])]
     for name in OPTIONS:
         words += _option(name, run.config.get(name))

@@ -122,7 +122,11 @@ def _labels(configs: list[dict[str, Any]]) -> list[str]:
     labels = []
     for config in configs:
         same_method = [other for other in configs if other["method"] == config["method"]]
-        keys = [key for key in SETTING if _varies(key, configs)]
+        keys = [
+            key
+            for key in SETTING
+            if config.get(key) is not None and _varies(key, [one for one in configs if one.get(key) is not None])
+        ]
         told = {*SETTING, *VARIES_WITH_THE_SEED, *FOLLOWS, *OF_THE_STREAM}
         keys += [key for key in config if key not in told and _varies(key, same_method)]
         labels.append(", ".join([str(config["method"]), *(f"{key}={config.get(key)}" for key in keys)]))

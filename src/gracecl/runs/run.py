@@ -25,7 +25,7 @@ from torch import nn
 from gracecl import __version__, registry, report, streams
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
-from gracecl.files import Written, make_folder, read_sealed, sealed, write_text
+from gracecl.files import Written, as_name, make_folder, read_sealed, sealed, write_text
 from gracecl.functional.augment import normalisation
 from gracecl.registry import spec
 from gracecl.registry.options import OF_THE_DATA, RunOptions
@@ -68,7 +68,7 @@ class RunConfig(RunOptions, Recipe):
         values = {name: value for name, value in asdict(self).items() if name not in WITHOUT_EFFECT}
         identity = {name: value for name, value in values.items() if name not in CAME_LATER or value != CAME_LATER[name]}
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
-        return out / _as_name(self.stream) / _as_name(self.method) / digest / str(self.seed)
+        return out / as_name(self.stream) / as_name(self.method) / digest / str(self.seed)
 
 
 @dataclass(frozen=True)
@@ -380,7 +380,3 @@ def _locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise UserError(f"another process is working on {folder}; wait for it or choose another --out") from None
         yield
-
-
-def _as_name(expression: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.=+-]+", "-", expression.replace("()", "")).strip("-")
