@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # Two test processes with one thread each are faster here than one with two.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: install demo test test-all mutants bench check fix clean
+.PHONY: install demo test test-all test-browser mutants bench check fix clean
 
 install: $(VENV)/.installed
 
@@ -14,14 +14,19 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
 	touch $@
 
-demo: install  ## train er, mose and grace on the embedded digits, print a table, draw runs/demo/comparison.png
+demo: install  ## train er, mose and grace on the embedded digits, print a table, make the page runs/demo/report.html
 	$(BIN)/gracecl run er mose grace --stream split-digits --memory 100 --net "resnet18(width=6)" --seeds 0-1 --eval-every 15 --out runs/demo
 
 test: install  ## the tests to run while working: four minutes on two cores
-	$(TEST) -m "not slow"
+	$(TEST) -m "not slow and not browser"
 
-test-all: install  ## all tests
-	$(TEST)
+test-all: install  ## all tests but those of make test-browser
+	$(TEST) -m "not browser"
+
+test-browser: install  ## the report's page in a real browser; installs Debian's chromium where there is none
+	command -v chromium > /dev/null || { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium > /dev/null; }
+	$(BIN)/python -c "import playwright" 2> /dev/null || $(BIN)/pip install --quiet -c constraints.txt -e ".[browser]"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/test_browser.py
 
 mutants: install  ## single errors in a copy of the source, one for every equation at least: a test must find each; half an hour on two cores
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants $(ONLY)

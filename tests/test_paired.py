@@ -11,34 +11,17 @@ import numpy as np
 import pytest
 
 from gracecl import cli
-from gracecl.functional.metrics import Paired, holm, paired, seeds_to_tell
+from gracecl.functional.statistics import Paired, Summary
 from gracecl.report import Run, find_runs
+from gracecl.report.compare import Comparison
 from gracecl.runs.run import Work
 from gracecl.studies import paired as comparison
 from gracecl.studies import plan, readings, record, regimes
 
 
-def test_holm_is_the_step_down_rule() -> None:
-    """Holm (1979), literally: the smallest times n, the next times n - 1, never below one before it, never above 1."""
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.5, 0.6]) == pytest.approx([1.0, 1.0])
-    assert holm([0.03]) == pytest.approx([0.03])
-    mixed = holm([math.nan, 0.02, 0.01])
-    assert math.isnan(mixed[0])
-    assert mixed[1:] == pytest.approx([0.02, 0.02])
-
-
-def test_seeds_to_tell_a_point() -> None:
-    """((1.96 + 0.84) · std / points)², with the std of the differences that were seen."""
-    a, b = [3.0, 5.0, 4.0, 8.0], [1.0, 2.0, 4.0, 3.0]
-    std = float(np.std(np.subtract(a, b), ddof=1))
-    assert seeds_to_tell(paired(a, b), 1.0) == math.ceil(((1.959964 + 0.841621) * std) ** 2)
-    assert seeds_to_tell(paired(a, b), 100.0) == 2
-    assert math.isnan(seeds_to_tell(paired([1.0], [0.0]), 1.0))
-
-
-def line(mean: float, corrected: float, n: int = 4) -> comparison.Comparison:
-    return comparison.Comparison("here", "er()", 1.0, Paired(mean, mean - 1, mean + 1, 0.01, n), corrected, 1.0, 1.0, 3.0)
+def line(mean: float, corrected: float, n: int = 4) -> Comparison:
+    difference = Paired(mean, 1.0, mean - 1, mean + 1, 0.01, 0.1, mean, n)
+    return Comparison("here", "er()", "sgd()", "acc", Summary(50.0, 1.0, 1.0, n), difference, corrected, 0.1)
 
 
 def test_what_a_comparison_says() -> None:
@@ -76,7 +59,7 @@ def test_a_study_compares_its_methods_with_the_control(made: Path) -> None:
 def test_two_seeds_have_no_interval(made: Path) -> None:
     runs = [run for run in find_runs(made) if run.config["seed"] < 2]
     text = comparison.markdown(comparison.compare(runs, "mose()"))
-    assert "2 seeds: none" in text
+    assert "2 seeds: no interval" in text
     assert " to " not in text.split("|---")[1]
 
 
@@ -87,7 +70,7 @@ def test_grace_is_compared_with_what_it_wraps_where_the_control_is_not_there(mad
     names = {"er()": "er()", "mose()": "grace(er())"}
     runs = [renamed(run, names[run.config["method"]]) for run in find_runs(made) if run.config["method"] in names]
     [found] = comparison.compare(runs, "mose()")
-    assert found.method == "grace(er())"
+    assert found.comparison.method == "grace(er())"
 
 
 @pytest.mark.parametrize("module", [readings, regimes, record])

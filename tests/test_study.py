@@ -11,7 +11,7 @@ import pytest
 from gracecl import cli, paper, registry, streams, studies
 from gracecl.methods.base import parts
 from gracecl.registry import spec
-from gracecl.report import Run, find_runs, style
+from gracecl.report import Run, figures, find_runs, style
 from gracecl.studies import against_paper, feedback, mini, paper_setting, table
 
 OURS = {"multi_update", "mkd", "best"}
@@ -191,7 +191,7 @@ def test_every_point_has_a_label(tmp_path: Path) -> None:
     figure = style.new_figure(4.0)
     axes = figure.subplots()
     crowd = [(1.0, 1.0, f"method {i}") for i in range(40)]
-    against_paper.label_points(figure, axes, crowd, [style.INK] * 40)
+    figures.label_points(figure, axes, crowd, [style.INK] * 40)
     assert [text.get_text() for text in axes.texts if text.get_text()] == [name for _, _, name in crowd]
 
 

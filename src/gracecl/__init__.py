@@ -16,6 +16,7 @@ _HOME = {
     "RunConfig": "gracecl.runs.run",
     "UserError": "gracecl.errors",
     "from_arrays": "gracecl.data",
+    "load_runs": "gracecl.report.frames",
     "run": "gracecl.runs.result",
     "stream": "gracecl.streams",
     "tap": "gracecl.nets.module",
@@ -31,6 +32,7 @@ __all__ = [
     "UserError",
     "Wrapper",
     "from_arrays",
+    "load_runs",
     "run",
     "stream",
     "tap",
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from gracecl.learner import Learner
     from gracecl.methods.base import Method, Wrapper
     from gracecl.nets.module import tap
+    from gracecl.report.frames import load_runs
     from gracecl.runs.result import Result, run
     from gracecl.runs.run import RunConfig
     from gracecl.streams import stream

@@ -19,10 +19,13 @@ from gracecl.runs import launch
 
 if TYPE_CHECKING:
     from gracecl.report import Run
+    from gracecl.report.beside_paper import Column
     from gracecl.runs.jobs import Ending
     from gracecl.runs.run import Work
 
 INTERRUPTED = 130
+MOST_IN_DETAIL = 8
+"""methods whose inference rules are printed one by one"""
 
 
 def main() -> None:
@@ -266,20 +269,128 @@ def keep(folder: Path, to: Path, /, every: int = 50) -> None:
     print(f"{len(kept)} runs are kept in {to}")
 
 
-def write_report(folder: Path, /) -> int:
-    """Compare the runs below a folder: a table here, report.md and comparison.png there.
+def compare(
+    names: tuple[str, ...],
+    /,
+    runs: Path = Path("runs"),
+    metric: str = "acc",
+    rule: str | None = None,
+    out: Path | None = None,
+) -> None:
+    """Say whether methods differ, on the seeds they share: intervals, tests, effect sizes, seeds needed, and a sentence each.
+
+    The first NAME is what the others are compared with. A name is a folder of runs, or a method among the runs below --runs; a
+    single folder stands for all its methods. Where several settings have the same methods, they are also ranked over the settings.
 
     Args:
-        folder: what was given as --out
+        names: folders, or expressions of methods
+        runs: where methods are looked for
+        metric: acc, aia, forgetting, forgetting_mose (the paper's AF), bwt, learning_acc, aaa, min_acc, wc_acc, ece, nll or seconds
+        rule: compare what this inference rule predicts (default: each method's own)
+        out: folder for compare.md, compare.json, compare.png and, over several settings, ranks.png
+    """
+    from rich.console import Console
+
+    from gracecl.report import compare as comparing
+    from gracecl.report.select import select
+
+    comparing.check_metric(metric)
+    selections = select(names, runs, rule)
+    found = comparing.compare(comparing.against_first(selections), metric)
+    over = comparing.over_settings([group for selection in selections for group in selection], metric)
+    console = Console()
+    for table in comparing.terminal_tables(found):
+        console.print(table)
+    several = len({line.setting for line in found}) > 1
+    for line in found:
+        print(line.sentence + (f" ({line.setting})" if several else ""))
+    if over is not None:
+        print(comparing.ranks_sentence(*over, metric))
+    if out is not None:
+        comparing.write(out, found, over)
+        print(f"{out / 'compare.md'}, compare.json and compare.png hold it")
+
+
+def write_report(
+    sources: tuple[str, ...],
+    /,
+    formats: str = "html,md",
+    metrics: str = "acc,aia,forgetting,forgetting_mose",
+    paper: str = "auto",
+    out: Path | None = None,
+) -> int:
+    """Report on runs: a table here, and a page, tables and figures as files.
+
+    Args:
+        sources: folders of runs (what was given as --out), or the name of a study
+        formats: which files, such as html,md,csv,tex,pdf; or all. html is a page to open in a browser, tex a table for a paper
+            (booktabs), pdf and svg are figures
+        metrics: columns of the tables: acc, aia, forgetting, forgetting_mose (the paper's AF), bwt, learning_acc, aaa, min_acc,
+            wc_acc, ece, nll
+        paper: the numbers that the tables have beside ours: auto is the paper's column of the same data set and memory, 1000 that
+            of this memory, none no numbers
+        out: folder for the files (default: the folder of the runs)
     """
     from gracecl import report
+    from gracecl.report.beside_paper import column_for
+    from gracecl.report.compare import check_metric
+    from gracecl.report.select import folder_of
 
-    runs, damaged = report.read_runs(report.find_folders(folder))
+    if not sources:
+        raise UserError("name the runs to report on: folders that were given as --out, or a study")
+    folders = [folder_of(source) for source in sources]
+    if out is None and len(folders) > 1:
+        raise UserError("a report on several folders needs a folder of its own; name it with --out")
+    kinds = list(report.FORMATS) if formats == "all" else [kind.strip() for kind in formats.split(",")]
+    if unknown := [kind for kind in kinds if kind not in report.FORMATS]:
+        raise UserError(f"there is no format '{unknown[0]}' (there are: {', '.join(report.FORMATS)}, all)")
+    columns = [metric.strip() for metric in metrics.split(",")]
+    for metric in columns:
+        check_metric(metric)
+    runs, damaged = report.read_runs([place for folder in folders for place in report.find_folders(folder)])
     if not runs and not damaged:
-        raise UserError(f"there is no run in {folder} or below it; give what was given as --out")
+        raise UserError(f"there is no run in {' or '.join(map(str, folders))} or below; give what was given as --out")
     if runs:
-        show(folder, runs)
+        show(out or folders[0], runs, kinds, columns, column_for(runs, paper))
     return tell(damaged)
+
+
+def import_results(source: Path, /, out: Path = Path("runs/imported")) -> None:
+    """Take over results that others made, to stand in the same tables: a JSON file, or a folder of them.
+
+    Args:
+        source: docs/reports.md shows what a result looks like
+        out: folder for them
+    """
+    from gracecl.report.foreign import import_results
+
+    places = import_results(source, out)
+    print(f"{len(places)} results are in {out}; 'gracecl report runs {out} --out report' would set them beside others")
+
+
+def export(source: str, file: Path, /, what: Literal["runs", "evaluations", "steps"] = "runs", rule: str | None = None) -> None:
+    """Write runs as a table (.csv, .parquet), or a run's learner as a model (.safetensors, .pt2, .onnx), by the file's name.
+
+    Args:
+        source: folder of runs, or the name of a study; of a model, the run's folder
+        file: what to write
+        what: of a table: a row per run, per evaluation, rule and task, or per step, term and layer
+        rule: inference rule whose metrics or predictions are meant (default: each method's own)
+    """
+    from gracecl.report.select import folder_of
+
+    folder = folder_of(source)
+    if file.suffix in (".csv", ".parquet"):
+        from gracecl.report import find_runs
+        from gracecl.report.frames import write_table
+
+        print(f"{write_table(find_runs(folder), file, what, rule):,} rows are in {file}")
+        return
+    from gracecl.runs.export import MODELS, export_run
+
+    if file.suffix not in MODELS:
+        raise UserError(f"the name of {file} must end in .csv, .parquet or {', '.join(MODELS)}")
+    print(export_run(only_run(folder), file, rule))
 
 
 def list_names(
@@ -430,24 +541,38 @@ def show_theory(
     print(f"{folder / 'theory.md'} explains the numbers; theory.json and theory.png are beside it")
 
 
-def show(out: Path, runs: Sequence[Run]) -> None:
-    """The table of some runs on standard output, their comparison as files."""
+def show(
+    out: Path,
+    runs: Sequence[Run],
+    formats: Sequence[str] = ("html", "md"),
+    metrics: Sequence[str] | None = None,
+    column: Column | None = None,
+) -> None:
+    """The table of some runs on standard output, their report as files."""
     from rich.console import Console
 
     from gracecl import report
     from gracecl.report.groups import group_runs
-    from gracecl.report.tables import comparison_table, rules_table, run_table
+    from gracecl.report.tables import COMPARED, comparison_table, rules_table, run_table
 
+    metrics = metrics or COMPARED
     console = Console()
     if len(runs) == 1:
         console.print(run_table(runs[0]))
-    for group in group_runs(runs, unfinished_too=True):
+    groups = group_runs(runs, unfinished_too=True)
+    for group in groups if len(groups) <= MOST_IN_DETAIL else []:
         console.print(rules_table(group.runs))
-    console.print(comparison_table(runs))
-    report.write_comparison(out, runs)
+    console.print(comparison_table(runs, metrics, column))
+    written = report.write_comparison(out, runs, formats, metrics, column)
     for run in runs:
         print(run.path)
-    print(f"{out / 'report.md'} and {out / 'comparison.png'} compare them; each folder has matrix.png, layers.png and losses.png")
+    tables = [str(path) for path in written if path.parent == out and path.suffix != ".html"]
+    if tables:
+        print(f"{', '.join(tables)} compare them; each folder has matrix.png, layers.png and losses.png")
+    if drawn := [path for path in written if path.parent != out]:
+        print(f"{drawn[0].parent} has {len(drawn)} figures")
+    if "html" in formats:
+        print(f"Open {out / 'report.html'} in a browser to look at them")
 
 
 VERBS: dict[str, Callable[..., int | None]] = {
@@ -455,7 +580,10 @@ VERBS: dict[str, Callable[..., int | None]] = {
     "resume": resume,
     "study": study,
     "report": write_report,
+    "compare": compare,
     "keep": keep,
+    "import": import_results,
+    "export": export,
     "list": list_names,
     "data": manage_data,
     "theory": show_theory,

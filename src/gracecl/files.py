@@ -9,6 +9,7 @@ import json
 import math
 import mmap
 import os
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,8 @@ DIGEST_BYTES = 16
 CHUNK_BYTES = 1 << 24
 DIGESTS = "digests"
 DIGITS_OF_A_VALUE = 8
+LONGEST_NAME = 255
+"""bytes, of one folder or file"""
 
 
 @contextlib.contextmanager
@@ -67,6 +70,12 @@ def make_folder(folder: Path) -> None:
         sync_folder(folder.parent)
 
 
+def as_name(expression: str) -> str:
+    """An expression as the name of a folder, cut where no file system takes it whole: the hash below it tells runs apart."""
+    name = re.sub(r"[^A-Za-z0-9_.=+-]+", "-", expression.replace("()", "")).strip("-")
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME // 2].rstrip("-")
+
+
 def write_text(path: Path, text: str) -> None:
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
@@ -74,12 +83,12 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Strict JSON, readable by any program: a number that is not finite becomes null."""
-    write_text(path, json.dumps(_finite(value), indent=1, allow_nan=False) + "\n")
+    write_text(path, json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
 
 
 def sealed(values: dict[str, Any]) -> str:
     """Strict JSON of some values with a digest of each, by which `read_sealed` finds what was changed since."""
-    plain = _finite(values)
+    plain = finite(values)
     return (
         json.dumps(plain | {DIGESTS: {name: _digest_of(value) for name, value in plain.items()}}, indent=1, allow_nan=False) + "\n"
     )
@@ -168,11 +177,12 @@ class Written(NamedTuple):
         return "" if str(Digest().add(data)) == self.digest else "it was changed"
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same with null for every number that JSON does not have."""
     if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -8,7 +8,6 @@ import sys
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from gracecl.functional import metrics
 
@@ -130,37 +129,7 @@ def test_negative_log_likelihood() -> None:
         metrics.nll([[0.5, 0.5]], [0, 1])
 
 
-def test_summary_over_seeds() -> None:
-    mean, std, half_width, n = metrics.summarise([60.0, 62.0, 67.0])
-    assert (mean, n) == (63.0, 3)
-    assert std == pytest.approx(math.sqrt((9 + 1 + 16) / 2))
-    assert half_width == pytest.approx(4.302653 * std / math.sqrt(3), rel=1e-6)  # Student t, two degrees of freedom
-    single = metrics.summarise([60.0])
-    assert (single.mean, single.n) == (60.0, 1)
-    assert math.isnan(single.std)
-    assert math.isnan(single.half_width)
-    assert metrics.summarise([]).n == 0
-
-
-def test_paired_difference_against_scipy() -> None:
-    a, b = [61.0, 64.5, 66.0, 59.0], [60.0, 62.0, 66.5, 57.0]
-    result = metrics.paired(a, b)
-    reference = stats.ttest_rel(a, b)
-    interval = reference.confidence_interval(0.95)
-    assert result.mean == pytest.approx(1.25)
-    assert result.p == pytest.approx(reference.pvalue)
-    assert (result.low, result.high) == (pytest.approx(interval.low), pytest.approx(interval.high))
-    assert result.n == 4
-
-
-def test_paired_edge_cases() -> None:
-    assert metrics.paired([1.0, 2.0], [1.0, 2.0]).p == 1.0
-    assert metrics.paired([2.0, 3.0], [1.0, 2.0]).p == 0.0
-    assert math.isnan(metrics.paired([2.0], [1.0]).p)
-    with pytest.raises(ValueError, match="per seed"):
-        metrics.paired([1.0, 2.0], [1.0])
-
-
 def test_metrics_need_neither_torch_nor_scipy_to_import() -> None:
-    code = "import sys, gracecl.functional.metrics; print([m for m in ('torch', 'scipy', 'matplotlib') if m in sys.modules])"
+    modules = "import sys, gracecl.functional.metrics, gracecl.functional.statistics"
+    code = f"{modules}; print([m for m in ('torch', 'scipy', 'matplotlib') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -14,16 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 Evaluations = Sequence[npt.ArrayLike]
-
-CONFIDENCE = 0.95
-"""level of every interval that is reported"""
 
 
 # --- from the accuracy matrix ---------------------------------------------------------------------------------------
@@ -189,86 +186,6 @@ def nll(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     p, y = _probabilities(probabilities, labels)
     of_label = p[np.arange(len(y)), y]
     return float(-np.log(np.maximum(of_label, np.finfo(np.float32).tiny)).mean())
-
-
-# --- over seeds -----------------------------------------------------------------------------------------------------
-
-
-class Summary(NamedTuple):
-    """One metric over seeds. `std` and `half_width` are NaN for one seed: a single run says nothing about spread."""
-
-    mean: float
-    std: float
-    """sample standard deviation (n − 1)"""
-    half_width: float
-    """of the 95 % Student-t interval of the mean"""
-    n: int
-
-
-class Paired(NamedTuple):
-    """How one method differs from another on the same seeds. Interval and p are NaN for one seed."""
-
-    mean: float
-    """mean of a − b"""
-    low: float
-    high: float
-    """ends of the 95 % Student-t interval of the mean difference"""
-    p: float
-    """two-sided paired t-test"""
-    n: int
-
-
-def summarise(seeds_values: npt.ArrayLike) -> Summary:
-    """Mean, sample standard deviation and 95 % half-width t_{n−1} · std / √n of one value per seed."""
-    values = np.asarray(seeds_values, dtype=np.float64)
-    n = len(values)
-    if n < 2:
-        return Summary(_mean(values), math.nan, math.nan, n)
-    from scipy.special import stdtrit
-
-    std = float(values.std(ddof=1))
-    quantile = float(stdtrit(n - 1, (1.0 + CONFIDENCE) / 2.0))
-    return Summary(_mean(values), std, quantile * std / math.sqrt(n), n)
-
-
-def paired(a: npt.ArrayLike, b: npt.ArrayLike) -> Paired:
-    """The paired t-test of a − b, where a[i] and b[i] come from the same seed and therefore from the same stream.
-
-    Differences that are all equal leave no doubt: p is 0, or 1 when they are all zero.
-    """
-    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if first.shape != second.shape:
-        raise ValueError(f"a paired test needs one value of each method per seed, got {first.shape} and {second.shape}")
-    mean, std, half_width, n = summarise(first - second)
-    if n < 2:
-        return Paired(mean, math.nan, math.nan, math.nan, n)
-    from scipy.special import stdtr
-
-    t = abs(mean) / (std / math.sqrt(n)) if std else (math.inf if mean else 0.0)
-    return Paired(mean, mean - half_width, mean + half_width, 2.0 * float(stdtr(n - 1, -t)), n)
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """p-values corrected for their number by Holm's step-down rule, in the given order; NaN stays NaN and does not count."""
-    order = sorted((value, place) for place, value in enumerate(p) if not math.isnan(value))
-    corrected, largest = [math.nan] * len(p), 0.0
-    for rank, (value, place) in enumerate(order):
-        largest = max(largest, min(1.0, (len(order) - rank) * value))
-        corrected[place] = largest
-    return corrected
-
-
-def seeds_to_tell(difference: Paired, points: float, power: float = 0.8) -> float:
-    """Paired seeds at which a difference of so many points is found with this power at 5 %, given the spread that was seen.
-
-    In the normal approximation, n = ((z_97.5 % + z_power) · std / points)²; NaN for fewer than two seeds.
-    """
-    if difference.n < 2:
-        return math.nan
-    from scipy.special import ndtri, stdtrit
-
-    std = (difference.high - difference.mean) / float(stdtrit(difference.n - 1, (1 + CONFIDENCE) / 2)) * math.sqrt(difference.n)
-    return max(2.0, math.ceil(((float(ndtri((1 + CONFIDENCE) / 2)) + float(ndtri(power))) * std / points) ** 2))
 
 
 # --- checks ---------------------------------------------------------------------------------------------------------

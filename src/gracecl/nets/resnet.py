@@ -52,7 +52,7 @@ class Conv3x3(nn.Conv2d):
         else:
             y = points.flatten(1) @ weights.transpose(1, 2).flatten(2).flatten(0, 1)
         layout = torch.contiguous_format if x.is_contiguous() else torch.channels_last
-        return y.view(len(x), height, width, -1).permute(0, 3, 1, 2).contiguous(memory_format=layout)
+        return y.view(x.shape[0], height, width, -1).permute(0, 3, 1, 2).contiguous(memory_format=layout)
 
     def taps(self, height: int, width: int) -> Tensor:
         """`[from, to]`: which of the nine weights takes a point of the input to a point of the output."""

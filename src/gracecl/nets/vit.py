@@ -142,7 +142,7 @@ class ViT(Backbone):
 
     def forward(self, x: Tensor) -> Tensor:
         patches = self.patch_embed(x)
-        x = torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], dim=1) + self.pos_embed
+        x = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1) + self.pos_embed
         class_tokens = []
         for number, block in enumerate(self.blocks):
             x = block(x)

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gracecl.functional.metrics import Paired, Summary, paired, summarise
+from gracecl.functional.statistics import Paired, Summary, paired, summarise
 from gracecl.report.runs import Run, measure
 
 VARIES_WITH_THE_SEED = ("seed", "stream_hash", "commit", "threads", "snapshots")
 FOLLOWS = ("layers", "parameters", "rule", "images_beyond_memory")
 """what a run's settings lead to; to name the settings is enough"""
+OF_THE_STREAM = ("stream_steps", "tasks", "classes")
+"""what its expression says already"""
 SETTING = ("stream", "net", "memory")
 """what a fair comparison holds fixed; named in the label of every group when it is not"""
+
+
+COSTS = {
+    "seconds": "seconds of training",
+    "forward": "images through the net",
+    "memory": "images in the memory",
+    "parameters": "parameters",
+}
+"""what a metric can be set against, and what it is called on an axis"""
 
 
 @dataclass(frozen=True)
@@ -29,12 +40,21 @@ class Group:
     rule: str
     """the inference rule whose numbers are reported"""
 
+    @property
+    def method(self) -> str:
+        return str(self.runs[0].config["method"]) if self.runs else self.label
+
     def under(self, rule: str) -> Group:
         """The same runs, seen through another inference rule."""
         return replace(self, rule=rule)
 
     def summarise(self, metric: str) -> Summary:
         return summarise([value_of(run, metric, self.rule) for run in self.runs])
+
+    def cost(self, name: str) -> float:
+        """Mean over seeds of `seconds`, of a number in the configuration (`memory`, `parameters`) or in the times (`forward`)."""
+        costs = [cost_of(run, name) for run in self.runs]
+        return sum(costs) / len(costs) if costs else float("nan")
 
     def minus(self, other: Group, metric: str) -> Paired:
         """The difference on the seeds that both have, where both saw the same stream."""
@@ -49,8 +69,14 @@ class Group:
 def value_of(run: Run, metric: str, rule: str) -> float:
     """A metric by name, NaN when the run has none; `seconds` is the time spent training."""
     if metric == "seconds":
-        return float(run.timing.get("train_seconds", float("nan")))
+        return cost_of(run, metric)
     return measure(run, rule).get(metric, float("nan"))
+
+
+def cost_of(run: Run, name: str) -> float:
+    """NaN where the run does not say."""
+    found = run.timing.get("train_seconds") if name == "seconds" else run.config.get(name, run.timing.get(name))
+    return float("nan") if found is None else float(found)
 
 
 def group_runs(runs: Sequence[Run], *, unfinished_too: bool = False) -> list[Group]:
@@ -62,6 +88,26 @@ def group_runs(runs: Sequence[Run], *, unfinished_too: bool = False) -> list[Gro
     groups = list(members.values())
     labels = _labels([group[0].config for group in groups])
     return [_group(label, group, unfinished_too) for label, group in zip(labels, groups, strict=True)]
+
+
+def group_apart(selections: Mapping[str, Sequence[Run]]) -> list[list[Group]]:
+    """The groups of several selections of runs, each by its name. A label tells a group apart from the others in its setting; equal
+    configurations in two selections are two groups."""
+    found: dict[str, list[Group]] = {name: [] for name in selections}
+    by_setting: dict[str, list[tuple[str, Group]]] = {}
+    for name, runs in selections.items():
+        for group in (group for group in group_runs(runs) if group.runs):
+            by_setting.setdefault(setting_of(group.runs[0]), []).append((name, group))
+    for members in by_setting.values():
+        labels = _labels([group.runs[0].config for _, group in members])
+        for label, (name, group) in zip(labels, members, strict=True):
+            found[name].append(replace(group, label=f"{label} in {name}" if labels.count(label) > 1 else label))
+    return list(found.values())
+
+
+def setting_of(run: Run, keys: Sequence[str] = SETTING) -> str:
+    """What a fair comparison holds fixed, in words."""
+    return ", ".join(str(run.config.get(key)) for key in keys if run.config.get(key) is not None)
 
 
 def _group(label: str, runs: list[Run], unfinished_too: bool) -> Group:
@@ -76,8 +122,13 @@ def _labels(configs: list[dict[str, Any]]) -> list[str]:
     labels = []
     for config in configs:
         same_method = [other for other in configs if other["method"] == config["method"]]
-        keys = [key for key in SETTING if _varies(key, configs)]
-        keys += [key for key in config if key not in {*SETTING, *VARIES_WITH_THE_SEED, *FOLLOWS} and _varies(key, same_method)]
+        keys = [
+            key
+            for key in SETTING
+            if config.get(key) is not None and _varies(key, [one for one in configs if one.get(key) is not None])
+        ]
+        told = {*SETTING, *VARIES_WITH_THE_SEED, *FOLLOWS, *OF_THE_STREAM}
+        keys += [key for key in config if key not in told and _varies(key, same_method)]
         labels.append(", ".join([str(config["method"]), *(f"{key}={config.get(key)}" for key in keys)]))
     return labels
 

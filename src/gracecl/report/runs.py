@@ -78,6 +78,12 @@ class Run:
         return str(self.config["rule"])
 
     @property
+    def plugins(self) -> list[str]:
+        """Modules and files that register what the run uses, as it noted them."""
+        noted = self.path / "plugins"
+        return noted.read_text(encoding="utf-8").splitlines() if noted.is_file() else []
+
+    @property
     def title(self) -> str:
         return f"{self.config['method']} on {self.config['stream']}, seed {self.config['seed']}"
 

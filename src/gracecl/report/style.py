@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,8 +46,17 @@ def new_figure(height: float, width: float = WIDTH) -> Figure:
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    with replacing(Path(path)) as temporary:
-        figure.savefig(temporary, format="png")
+    """As PNG, PDF or SVG, by the name; no date, so that the same figure gives the same file."""
+    kind = Path(path).suffix.removeprefix(".")
+    from matplotlib import rc_context
+
+    dates = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
+    for_papers: dict[Any, Any] = {
+        "pdf.fonttype": 42,
+        "svg.hashsalt": "gracecl",
+    }  # whole fonts, which publishers ask for; names that do not vary
+    with replacing(Path(path)) as temporary, rc_context(for_papers):
+        figure.savefig(temporary, format=kind, metadata=dates)
 
 
 def method_style(index: int) -> tuple[str, str]:

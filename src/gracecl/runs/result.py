@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import tempfile
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from gracecl.methods.base import Method
 from gracecl.registry import load_plugins, nearest
 from gracecl.registry.options import RunOptions, by_name, takes
 from gracecl.registry.spec import with_option
+from gracecl.report.frames import evaluation_rows, frame, step_rows
 from gracecl.report.runs import measure
 from gracecl.runs.run import Interrupted, RunConfig, Work
 from gracecl.runs.watch import LiveWatch, Watch, say
@@ -67,32 +67,18 @@ class Result:
     @property
     def evaluations(self) -> list[dict[str, Any]]:
         """A row for each evaluation, rule and task."""
-        return [
-            {"step": found["step"], "task_end": found["task_end"], "rule": rule, "task": task, "accuracy": percent}
-            for found in self.record.evals
-            for rule, percents in found["accuracy"].items()
-            for task, percent in enumerate(percents)
-        ]
+        return evaluation_rows(self.record)
 
     @property
     def steps(self) -> list[dict[str, Any]]:
         """A row for each step, recorded term and tapped layer, counted from 1."""
-        return [
-            {"step": step["step"], "task": step["task"], "term": term, "layer": layer, "value": value}
-            for step in self.record.steps
-            for term, values in step["rows"].items()
-            for layer, value in enumerate(values, start=1)
-        ]
+        return step_rows(self.record)
 
     def to_pandas(self, what: Literal["evaluations", "steps"] = "evaluations") -> Any:
         """The evaluations or the steps as a pandas DataFrame."""
         if what not in ("evaluations", "steps"):
             raise UserError(f"a result has the tables evaluations and steps, not '{what}'")
-        try:
-            pandas = importlib.import_module("pandas")
-        except ImportError:
-            raise UserError("a DataFrame needs pandas; install it with: pip install pandas") from None
-        return pandas.DataFrame(getattr(self, what))
+        return frame(getattr(self, what))
 
     def __repr__(self) -> str:
         metrics = self.metrics

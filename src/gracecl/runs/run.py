@@ -25,7 +25,7 @@ from torch import nn
 from gracecl import __version__, registry, report, streams
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
-from gracecl.files import Written, make_folder, read_sealed, sealed, write_text
+from gracecl.files import Written, as_name, make_folder, read_sealed, sealed, write_text
 from gracecl.functional.augment import normalisation
 from gracecl.machine import check_threads
 from gracecl.registry import spec
@@ -38,8 +38,6 @@ from gracecl.runs.watch import Watch
 from gracecl.streams import Stream
 
 SECONDS_BETWEEN_CHECKPOINTS = 120.0
-LONGEST_NAME = 255
-"""bytes, of one folder"""
 WITHOUT_RESULT = ("checkpoint_every", "snapshots")
 """fields that change no result"""
 WITHOUT_EFFECT = ("seed", *WITHOUT_RESULT)
@@ -72,7 +70,7 @@ class RunConfig(RunOptions, Recipe):
         values = {name: value for name, value in asdict(self).items() if name not in WITHOUT_EFFECT}
         identity = {name: value for name, value in values.items() if name not in CAME_LATER or value != CAME_LATER[name]}
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
-        return out / _as_name(self.stream) / _as_name(self.method) / digest / str(self.seed)
+        return out / as_name(self.stream) / as_name(self.method) / digest / str(self.seed)
 
 
 @dataclass(frozen=True)
@@ -387,9 +385,3 @@ def _locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise UserError(f"another process is working on {folder}; wait for it or choose another --out") from None
         yield
-
-
-def _as_name(expression: str) -> str:
-    """An expression as the name of a folder, cut where no file system takes it whole: the hash below it tells runs apart."""
-    name = re.sub(r"[^A-Za-z0-9_.=+-]+", "-", expression.replace("()", "")).strip("-")
-    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME // 2].rstrip("-")

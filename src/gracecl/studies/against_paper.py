@@ -10,20 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gracecl import paper
-from gracecl.registry import spec
-from gracecl.registry.spec import Call
-from gracecl.report import Run, style
+from gracecl.report import Run, figures, style
+from gracecl.report.beside_paper import row_of
 from gracecl.report.groups import group_runs
 from gracecl.studies.table import Section
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 OUTLIER = 1 / 3
 """share of all ranks by which an outlier's two ranks differ at least"""
@@ -61,12 +55,11 @@ def points(runs: Sequence[Run]) -> list[Point]:
     from scipy.stats import rankdata
 
     reported = paper.accuracies()
-    rows = {skeleton(spec.read_method(text)): row for row, text in paper.EXPRESSIONS.items() if row in reported}
     order = list(reported)
     found = []
     for group in group_runs(runs):
-        row = rows.get(skeleton(spec.read_method(group.runs[0].config["method"]))) if group.runs else None
-        if row is not None and np.isfinite(accuracy := group.summarise("acc").mean):
+        row = row_of(group.method) if group.runs else None
+        if row in reported and np.isfinite(accuracy := group.summarise("acc").mean):
             found.append((order.index(row), row, group.label, accuracy))
     found.sort()
     ours, theirs = rankdata([-one[-1] for one in found]), rankdata([-reported[one[1]] for one in found])
@@ -74,17 +67,6 @@ def points(runs: Sequence[Run]) -> list[Point]:
         Point(row, label, accuracy, reported[row], float(mine), float(its), bool(abs(mine - its) >= OUTLIER * len(found)))
         for (_, row, label, accuracy), mine, its in zip(found, ours, theirs, strict=True)
     ]
-
-
-def skeleton(read: Any) -> str:
-    """The names in an expression without their options: a row of the paper stands for a method, however it is set."""
-    match read:
-        case (left, "+", right):
-            return f"{skeleton(left)} + {skeleton(right)}"
-        case Call(name, args, kwargs):
-            inside = [skeleton(value) for value in (*args, *kwargs.values()) if isinstance(value, (Call, tuple))]
-            return f"{name}({', '.join(inside)})"
-    return ""
 
 
 def correlation(found: Sequence[Point]) -> Correlation | None:
@@ -157,29 +139,7 @@ def draw(found: Sequence[Point], agreement: Correlation | None, path: Path) -> N
     about = "" if agreement is None else f": Spearman's ρ = {agreement.rho:.2f}"
     several = len({point.row for point in found}) < len(found)
     style.plain(axes, f"{len(found)} methods{about}" + ("; outliers in orange" if any(point.outlier for point in found) else ""))
-    label_points(figure, axes, [(point.paper, point.ours, point.method if several else point.row) for point in found], colours)
+    figures.label_points(
+        figure, axes, [(point.paper, point.ours, point.method if several else point.row) for point in found], colours
+    )
     style.save(figure, path)
-
-
-def label_points(figure: Figure, axes: Axes, labelled: Sequence[tuple[float, float, str]], colours: Sequence[str]) -> None:
-    """A label beside each point, at the first place around it that no point and no earlier label occupies."""
-    from matplotlib.transforms import Bbox
-
-    figure.draw_without_rendering()
-    pixels = axes.transData.transform([(x, y) for x, y, _ in labelled])
-    scale = figure.dpi / 72
-    taken = [Bbox.from_bounds(x - 4 * scale, y - 4 * scale, 8 * scale, 8 * scale) for x, y in pixels]
-    places = [(x, y, side) for y in (0, 8, -8, 16, -16, 24, -24, 32, -32, 40, -40) for x, side in ((6, "left"), (-6, "right"))]
-    for (x, y, text), colour in zip(labelled, colours, strict=True):
-        for dx, dy, side in places:
-            label = axes.annotate(
-                text, (x, y), xytext=(dx, dy), textcoords="offset points", ha=side, va="center", fontsize=7.5, color=colour
-            )
-            box = label.get_window_extent()
-            if not any(box.overlaps(other) for other in taken) or (dx, dy, side) == places[-1]:
-                break
-            label.remove()
-        taken.append(box)
-        if dy:
-            line = {"arrowstyle": "-", "color": style.QUIET, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
-            axes.annotate("", (x, y), xytext=(dx, dy), textcoords="offset points", arrowprops=line)

@@ -1,0 +1,59 @@
+"""The command that makes a run again."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from gracecl.report.runs import Run
+
+OPTIONS = (
+    "stream",
+    "memory",
+    "net",
+    "steps",
+    "taps",
+    "augment",
+    "normalise",
+    "optimizer",
+    "device",
+    "precision",
+    "compile",
+    "cuda_graphs",
+    "layout",
+    "eval_every",
+    "checkpoint_every",
+    "snapshots",
+)
+"""those of `gracecl run` that a run's configuration holds, besides the method and the seed"""
+UNCHANGED = {
+    "normalise": "data",
+    "precision": "fp32",
+    "layout": "auto",
+    "eval_every": 0,
+    "checkpoint_every": 500,
+}
+"""values that need not be given"""
+
+
+def command(run: Run) -> str:
+    """Every option that the configuration holds and the command would not choose by itself; published defaults stay out of it.
+
+    Of results that others made, the command that imports them.
+    """
+    if imported := run.config.get("imported_from"):
+        return shlex.join(["gracecl", "import", str(imported)])
+    words = ["gracecl", "run", str(run.config["method"])]
+    for name in OPTIONS:
+        words += _option(name, run.config.get(name))
+    words += ["--defaults", "none", "--seeds", str(run.config["seed"])]
+    for plugin in run.plugins:
+        words += ["--plugin", plugin]
+    return shlex.join(words)
+
+
+def _option(name: str, value: Any) -> list[str]:
+    if value is None or value is False or UNCHANGED.get(name) == value:
+        return []
+    option = f"--{name.replace('_', '-')}"
+    return [option] if value is True else [option, str(value)]

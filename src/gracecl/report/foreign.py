@@ -1,0 +1,93 @@
+"""Results that others made, as runs of their own: they stand in every table beside ours.
+
+A file of JSON holds one result or a list of them:
+
+    {"method": "DER++ (authors' code)", "stream": "split-cifar100(tasks=3)", "seed": 0,
+     "accuracy": [[91.0], [80.5, 88.0], [70.2, 75.1, 86.3]],
+     "memory": 1000, "net": "resnet18(width=64)", "seconds": 1234.5}
+
+`accuracy[t][j]` is the percentage right on task j after task t; a row that is not known is null, and metrics that need it are not
+shown. Everything after `accuracy` may be left out, and more may be there: it is kept in the configuration.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from gracecl.errors import UserError
+from gracecl.files import as_name, write_json, write_text
+from gracecl.report import write_run_report
+from gracecl.report.runs import RECORD
+
+RULE = "reported"
+"""the name of the inference rule, which is not known"""
+
+
+def import_results(source: Path, out: Path) -> list[Path]:
+    """Makes a run's folder below `out` of each result in a file, or in every .json below a folder."""
+    if not source.exists():
+        raise UserError(f"there is no file or folder {source}")
+    files = sorted(source.rglob("*.json")) if source.is_dir() else [source]
+    results = [(file, result) for file in files for result in read(file)]
+    if not results:
+        raise UserError(f"{source} holds no result; docs/reports.md shows what one looks like")
+    places = [
+        out / as_name(result["stream"]) / as_name(result["method"]) / "imported" / str(result["seed"]) for _, result in results
+    ]
+    if twice := {place for place in places if places.count(place) > 1}:
+        raise UserError(f"two results have the same method, stream and seed: {sorted(twice)[0].relative_to(out)}; name them apart")
+    for place, (file, result) in zip(places, results, strict=True):
+        write(place, result, file)
+    return places
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """The results in a file, checked."""
+    try:
+        content = json.loads(file.read_bytes())
+    except ValueError:
+        raise UserError(f"{file} is not JSON") from None
+    results = content if isinstance(content, list) else [content]
+    for number, result in enumerate(results, start=1):
+        if problem := problem_of(result):
+            raise UserError(f"result {number} of {file} {problem}; docs/reports.md shows what one looks like")
+    return results
+
+
+def problem_of(result: Any) -> str:
+    """What is wrong with a result; empty if nothing is."""
+    if not isinstance(result, dict):
+        return "is no object with method, stream, seed and accuracy"
+    kinds = {"method": str, "stream": str, "seed": int, "accuracy": list}
+    for name, kind in kinds.items():
+        if not isinstance(result.get(name), kind) or isinstance(result[name], bool):
+            return f"needs '{name}' as {({str: 'text', int: 'a whole number', list: 'a list of rows'})[kind]}"
+    rows = result["accuracy"]
+    for task, row in enumerate(rows, start=1):
+        if row is not None and (not isinstance(row, list) or len(row) != task or not all(map(_is_percent, row))):
+            return f"needs {task} percentages from 0 to 100 in row {task} of 'accuracy', or null"
+    return "" if rows and rows[-1] is not None else "needs the last row of 'accuracy'"
+
+
+def _is_percent(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and 0 <= value <= 100
+
+
+def write(folder: Path, result: dict[str, Any], file: Path) -> None:
+    """The result as a finished run's folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = result["accuracy"]
+    config = {name: value for name, value in result.items() if name not in ("accuracy", "seconds")}
+    write_json(folder / "config.json", config | {"rule": RULE, "tasks": len(rows), "imported_from": file.name})
+    evaluations = [
+        {"kind": "eval", "step": task, "task": task, "task_end": True, "accuracy": {RULE: row}}
+        for task, row in enumerate(rows)
+        if row is not None
+    ]
+    write_text(folder / RECORD, "".join(json.dumps(line) + "\n" for line in evaluations))
+    timing = {"steps": len(rows)} | ({"train_seconds": result["seconds"]} if "seconds" in result else {})
+    write_json(folder / "timing.json", timing)
+    write_run_report(folder)

@@ -1,0 +1,241 @@
+"""Runs as tables, results of others as runs, learners as models for other programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+import gracecl
+from gracecl import Learner, cli
+from gracecl.errors import UserError
+from gracecl.report import find_runs
+from gracecl.report.foreign import problem_of
+from gracecl.runs import export
+from run_folders import write_run
+
+FOREIGN: dict[str, Any] = {
+    "method": "DER++ (authors' code)",
+    "stream": "split-digits(tasks=3)",
+    "seed": 0,
+    "accuracy": [[91.0], [80.5, 88.0], [70.2, 75.1, 86.3]],
+    "memory": 100,
+    "seconds": 12.5,
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for method in ("er()", "grace(mose())"):
+        for seed in range(2):
+            write_run(folder, method, seed)
+    return folder
+
+
+# --- tables
+
+
+def test_runs_are_a_table(root: Path) -> None:
+    pytest.importorskip("pandas")
+    table = gracecl.load_runs(root)
+    assert len(table) == 4
+    run = next(run for run in find_runs(root) if run.config["method"] == "grace(mose())" and run.config["seed"] == 1)
+    row = table[(table.method == "grace(mose())") & (table.seed == 1)].iloc[0]
+    assert row.acc == pytest.approx(run.matrix("ncm_mean")[-1].mean())
+    assert (row.memory, row.seconds, row["rule"], row.finished) == (100, 13.5, "ncm_mean", True)
+    other = gracecl.load_runs(root / "grace(mose())", rule="linear_1")
+    assert other.iloc[0].acc == pytest.approx(find_runs(root / "grace(mose())")[0].matrix("linear_1")[-1].mean())
+
+
+def test_steps_and_evaluations_are_tables(root: Path) -> None:
+    pytest.importorskip("pandas")
+    steps = gracecl.load_runs(root, "steps")
+    run = find_runs(root / "grace(mose())")[0]
+    chosen = steps[(steps.folder == str(run.path)) & (steps.term == "log/gamma") & (steps.layer == 2)]
+    np.testing.assert_array_equal(chosen.value, run.series("log/gamma")[1][:, 1])
+    evaluations = gracecl.load_runs(root, "evaluations")
+    assert set(evaluations.columns) >= {"folder", "method", "seed", "step", "rule", "task", "accuracy"}
+    with pytest.raises(UserError, match="not 'weights'"):
+        gracecl.load_runs(root, "weights")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_tables_are_files(root: Path, tmp_path: Path, kind: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    file = tmp_path / f"runs.{kind}"
+    assert cli.call(["export", str(root), str(file), "--what", "evaluations"]) == 0
+    read = getattr(pandas, f"read_{kind}")(file)
+    pandas.testing.assert_frame_equal(read, gracecl.load_runs(root, "evaluations"))
+
+
+def test_an_unknown_ending_is_refused(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.call(["export", str(root), str(tmp_path / "runs.xls")]) == 2
+    assert "must end in .csv, .parquet or .safetensors" in capsys.readouterr().err
+
+
+# --- results of others
+
+
+def test_results_of_others_stand_in_the_same_table(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "theirs.json").write_text(json.dumps([FOREIGN, FOREIGN | {"seed": 1}]), encoding="utf-8")
+    assert cli.call(["import", str(tmp_path / "theirs.json"), "--out", str(tmp_path / "imported")]) == 0
+    first, _ = find_runs(tmp_path / "imported")
+    assert first.finished
+    np.testing.assert_allclose(first.matrix("reported")[2], [70.2, 75.1, 86.3])
+    words = ["report", str(root), str(tmp_path / "imported"), "--out", str(tmp_path / "report"), "--formats", "md,html,csv,tex,svg"]
+    assert cli.call(words) == 0
+    text = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert "| `DER++ (authors' code)` | `reported` | 2 seeds: no interval |" in text
+    assert f"{(70.2 + 75.1 + 86.3) / 3:.2f}" in text
+    assert "gracecl import theirs.json" in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+
+
+def test_rows_that_are_not_known(tmp_path: Path) -> None:
+    (tmp_path / "their.json").write_text(json.dumps(FOREIGN | {"accuracy": [None, None, [70, 75, 86]]}), encoding="utf-8")
+    assert cli.call(["import", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    [run] = find_runs(tmp_path / "out")
+    metrics = export_metrics(run)
+    assert metrics["acc"] == pytest.approx(77.0)
+    assert math.isnan(metrics["forgetting"])
+
+
+def export_metrics(run: Any) -> dict[str, float]:
+    from gracecl.report.runs import measure
+
+    return measure(run, "reported")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"method": None}, "needs 'method' as text"),
+        ({"seed": "0"}, "needs 'seed' as a whole number"),
+        ({"seed": True}, "needs 'seed' as a whole number"),
+        ({"accuracy": [[91.0], [80.5]]}, "needs 2 percentages from 0 to 100 in row 2"),
+        ({"accuracy": [[101.0]]}, "needs 1 percentages"),
+        ({"accuracy": [[float("nan")]]}, "needs 1 percentages"),
+        ({"accuracy": [[50.0], None]}, "needs the last row"),
+        ({"accuracy": []}, "needs the last row"),
+    ],
+)
+def test_what_is_wrong_with_a_result(change: dict[str, Any], told: str) -> None:
+    assert told in problem_of(FOREIGN | change)
+
+
+def test_files_that_hold_no_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def told(source: Path) -> str:
+        assert cli.call(["import", str(source), "--out", str(tmp_path / "out")]) == 2
+        return capsys.readouterr().err
+
+    assert "no file or folder" in told(tmp_path / "nothing")
+    (tmp_path / "one.json").write_text("{", encoding="utf-8")
+    assert "is not JSON" in told(tmp_path / "one.json")
+    (tmp_path / "one.json").write_text("[1]", encoding="utf-8")
+    assert "result 1 of" in told(tmp_path)
+    (tmp_path / "one.json").write_text(json.dumps([FOREIGN, FOREIGN]), encoding="utf-8")
+    assert "two results have the same" in told(tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+# --- models
+
+
+@pytest.fixture(scope="module", params=["er()", "grace(mose())"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run that predicts by its head, and one by class means over taps."""
+    out = tmp_path_factory.mktemp("trained")
+    words = shlex.split("--net 'resnet18(width=4)' --memory 30 --steps 12 --jobs 1 --threads 1 --defaults none")
+    stream = "split-digits(size=8, classes='0-3', tasks=2)"
+    assert cli.call(["run", request.param, "--stream", stream, *words, "--out", str(out)]) == 0
+    [run] = find_runs(out)
+    return run.path
+
+
+def engine_of(folder: Path) -> Any:
+    from gracecl.runs import checkpoint
+    from gracecl.runs.run import Work, learner_and_stream
+
+    engine, _ = learner_and_stream(Work.begun(folder).in_its_layout())
+    engine.load_state_dict(checkpoint.load(folder / "checkpoint.safetensors")["trainer"]["engine"])
+    return engine
+
+
+IMAGES = torch.from_numpy(np.random.default_rng(5).integers(0, 256, (7, 1, 8, 8), np.uint8))
+
+
+def predicted(folder: Path) -> Any:
+    """The learner's own scores, through what `predict` uses."""
+    from gracecl.engine.evaluate import seen_scores
+
+    engine = engine_of(folder)
+    [(_, out)] = list(engine.ready_to_predict().sweep(IMAGES))
+    return seen_scores(engine.method, out, engine.progress, engine.method.rule)[0]
+
+
+@pytest.mark.slow
+def test_the_predictor_as_an_exported_program(trained: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.pt2"
+    assert cli.call(["export", str(trained), str(file)]) == 0
+    extra = {"gracecl.json": ""}
+    found = torch.export.load(str(file), extra_files=extra).module()(IMAGES).detach()
+    torch.testing.assert_close(found, predicted(trained), rtol=1e-5, atol=1e-5)
+    assert json.loads(extra["gracecl.json"])["seen"] == list(engine_of(trained).progress.seen)
+
+
+@pytest.mark.slow
+def test_the_predictor_as_onnx(trained: Path, tmp_path: Path) -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name)
+    import onnxruntime
+
+    file = tmp_path / "model.onnx"
+    assert cli.call(["export", str(trained), str(file)]) == 0
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    [found] = session.run(None, {"images": IMAGES.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), predicted(trained), rtol=1e-5, atol=1e-5)
+    about = json.loads(session.get_modelmeta().custom_metadata_map["gracecl"])
+    assert about["rule"] == engine_of(trained).method.rule
+
+
+def test_the_net_as_safetensors(trained: Path, tmp_path: Path) -> None:
+    file = tmp_path / "net.safetensors"
+    assert cli.call(["export", str(trained), str(file)]) == 0
+    net, ours = export.load_net(file), engine_of(trained).ready_to_predict().eval()
+    with torch.no_grad():
+        torch.testing.assert_close(net(net.pixels.normalise(IMAGES)).features, ours(ours.pixels.normalise(IMAGES)).features)
+    with safe_open(str(file), "pt") as saved:
+        names = set(saved.keys())
+    assert ("class_means" in names) == (engine_of(trained).method.rule != "linear_last")
+
+
+def test_what_differs_is_not_kept(tmp_path: Path) -> None:
+    file = tmp_path / "model.onnx"
+    file.write_bytes(b"wrong")
+    with pytest.raises(UserError, match=r"differs from the learner by 0\.1"):
+        export._compare(torch.tensor([1.1]), torch.tensor([1.0]), file)
+    assert not file.exists()
+
+
+def test_a_run_without_weights_has_no_model(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.call(["export", str(root / "er()" / "100" / "0"), str(tmp_path / "model.onnx")]) == 2
+    assert "no finished run with its weights" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_learner_of_ones_own_is_exported_too(tmp_path: Path) -> None:
+    learner = Learner("er", classes=4, shape=(1, 8, 8), memory=10, net="mlp(width=8)")
+    x, y = np.random.default_rng(0).integers(0, 256, (8, 1, 8, 8), np.uint8), np.arange(8) % 3
+    learner.learn(x, y)
+    export.export(learner.engine, tmp_path / "model.pt2", None, {"method": "er()", "net": "mlp(width=8)"})
+    scores = torch.export.load(str(tmp_path / "model.pt2")).module()(torch.from_numpy(x))
+    seen = np.array(learner.engine.progress.seen)
+    np.testing.assert_array_equal(seen[scores.argmax(dim=1).numpy()], learner.predict(x))
