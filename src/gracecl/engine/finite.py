@@ -21,7 +21,7 @@ class Norms:
     """Norms of gradients: looked at before the step on a CPU, elsewhere in one transfer for many updates, as no step may wait."""
 
     def __init__(self, device: torch.device, refuse: Callable[[int, int, float], UserError | None]) -> None:
-        """`refuse(step, position, norm)` says what a norm means that is not finite: an error, or nothing where it only overflowed."""
+        """`refuse(step, position, norm)` says what a norm means that is not finite: an error, or nothing if it only overflowed."""
         self.every, self.refuse = 1 if device.type == "cpu" else LOOK_EVERY, refuse
         self._noted: list[tuple[int, Tensor]] = []
 
