@@ -14,7 +14,7 @@ from benchmarks.scene import Scene
 from benchmarks.workers import Setting, seconds_in_turns, workers
 from gracecl import streams
 from gracecl.runs import checkpoint
-from gracecl.runs.record import Recorder
+from gracecl.runs.recorder import Recorder
 from gracecl.runs.trainer import Trainer
 from gracecl.runs.watch import Reporter
 

@@ -24,7 +24,7 @@ from gracecl.registry import options
 from gracecl.registry.options import LearnerOptions
 from gracecl.runs import checkpoint
 from gracecl.runs.recipe import Recipe
-from gracecl.runs.record import FLUSH_EVERY, fetch
+from gracecl.runs.recorder import FLUSH_EVERY, fetch
 from gracecl.runs.trainer import check_marks
 from gracecl.streams import Stream
 

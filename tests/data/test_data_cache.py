@@ -18,7 +18,7 @@ import pytest
 
 from gracecl.data import cache, load
 from gracecl.data.cifar10 import Cifar10
-from gracecl.data.places import cache_folder, data_root, user_cache
+from gracecl.data.locations import cache_folder, data_root, user_cache
 from gracecl.errors import UserError
 from gracecl.files import file_digests
 

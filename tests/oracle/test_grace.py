@@ -29,7 +29,7 @@ from gracecl.methods.grace import Grace, layer_accuracies
 from gracecl.methods.mose import MOSE
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry.spec import parse_method
-from gracecl.runs.record import Recorder
+from gracecl.runs.recorder import Recorder
 from gracecl.runs.trainer import Trainer
 from gracecl.streams.split import split
 

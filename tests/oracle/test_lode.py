@@ -15,7 +15,7 @@ from gracecl.errors import UserError
 from gracecl.functional.losses import cross_entropy
 from gracecl.methods.lode import LODE, decoupled
 from gracecl.registry.spec import parse_method
-from gracecl.runs.record import Recorder
+from gracecl.runs.recorder import Recorder
 from gracecl.runs.trainer import Trainer
 from gracecl.testing import TOY_NET, assert_same, feed, next_batch, toy_engine, toy_stream
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gracecl.controllers import Controller, Signals
+from gracecl.controllers.base import Controller, Signals
 from gracecl.registry import controllers
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 from torch import Tensor
 
-from gracecl.controllers import Controller, Signals
+from gracecl.controllers.base import Controller, Signals
 from gracecl.controllers.posterior import Strength
 from gracecl.registry import controllers
 from gracecl.registry.spec import Above

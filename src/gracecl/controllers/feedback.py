@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from gracecl import controllers
-from gracecl.controllers import Controller, Signals, spread
+from gracecl.controllers.base import Controller, Signals, spread
 from gracecl.core import LossTable, Taps
 from gracecl.errors import UserError
 from gracecl.nets.mode import in_mode

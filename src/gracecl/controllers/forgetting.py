@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from gracecl.controllers import Controller, Signals
+from gracecl.controllers.base import Controller, Signals
 from gracecl.registry import controllers
 from gracecl.registry.spec import Above, Within
 

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gracecl.controllers import Controller, Signals
+from gracecl.controllers.base import Controller, Signals
 from gracecl.registry import controllers
 
 EntropyMode = Literal["alg1", "cpr", "target", "deviation", "cpr_literal", "uniform", "none"]

@@ -12,8 +12,8 @@ import torch
 
 from gracecl.data.cache import decoded, files_key
 from gracecl.data.dataset import Data, Labels, channel_statistics
+from gracecl.data.locations import cache_folder, data_root
 from gracecl.data.pixels import Extent, FilePixels, header
-from gracecl.data.places import cache_folder, data_root
 from gracecl.data.source import Contents, some
 from gracecl.data.splits import held_out
 from gracecl.errors import Caution, UserError

@@ -17,7 +17,7 @@ from gracecl.data.cache import decoded, files_key
 from gracecl.data.dataset import Data
 from gracecl.data.download import fetch_source
 from gracecl.data.folder import from_folder
-from gracecl.data.places import cache_folder, data_root
+from gracecl.data.locations import cache_folder, data_root
 from gracecl.data.source import Source
 from gracecl.errors import UserError
 from gracecl.registry import datasets

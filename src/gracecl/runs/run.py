@@ -32,7 +32,7 @@ from gracecl.registry import spec
 from gracecl.registry.options import OF_THE_DATA, RunOptions
 from gracecl.runs import checkpoint
 from gracecl.runs.recipe import Recipe, device_of, layout_of
-from gracecl.runs.record import Recorder
+from gracecl.runs.recorder import Recorder
 from gracecl.runs.trainer import Trainer
 from gracecl.runs.watch import Watch
 from gracecl.streams import Stream

@@ -16,7 +16,7 @@ from gracecl.engine.evaluate import Evaluation, evaluate
 from gracecl.engine.fit import Fit
 from gracecl.errors import Caution, UserError
 from gracecl.methods.base import Method, parts
-from gracecl.runs.record import Recorder
+from gracecl.runs.recorder import Recorder
 from gracecl.streams import Stream
 
 
