@@ -20,7 +20,11 @@ demo: install  ## train er, mose and grace on the embedded digits, print a table
 test: install  ## the tests to run while working: four minutes on two cores
 	$(TEST) -m "not slow and not browser"
 
-test-all: install  ## all tests but those of make test-browser
+$(VENV)/.formats: $(VENV)/.installed  # what only some tests need, so that a demo need not wait for it
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[formats]"
+	touch $@
+
+test-all: $(VENV)/.formats  ## all tests but those of make test-browser
 	$(TEST) -m "not browser"
 
 test-browser: install  ## the report's page in a real browser; installs Debian's chromium where there is none

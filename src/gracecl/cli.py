@@ -114,6 +114,7 @@ def run(
     out: Path = Path("runs"),
     data: Path | None = None,
     plugin: tuple[str, ...] = (),
+    log: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = (),
     jobs: str = "auto",
     threads: int | None = None,
     **options: Any,
@@ -132,10 +133,12 @@ def run(
         out: folder for the runs
         data: folder of the data sets (default: $GRACECL_DATA)
         plugin: modules or files that register methods, nets, streams or data sets of your own
+        log: also show the runs in TensorBoard (files in OUT/tensorboard), Weights & Biases or MLflow (OUT/mlflow)
         jobs: runs at once, each in a process of its own; auto is as many as there are cores, and one on a GPU
         threads: of each run (default: the cores, shared out); with equal threads a run has equal bits, whatever --jobs
     """
     plugins = load_plugins(plugin)
+    from gracecl.runs import logs
     from gracecl.runs.jobs import run_all
     from gracecl.runs.result import configuration
     from gracecl.runs.run import Work
@@ -149,7 +152,9 @@ def run(
     for line in dict.fromkeys(taken for _, taken in settled if taken):
         print(line, file=sys.stderr)
     works = [Work.new(replace(config, seed=seed), out, data, plugins) for config, _ in settled for seed in numbers]
-    return conclude(out, run_all(works, number_of(jobs), threads))
+    with logs.logging(works, out, log):
+        outcomes = run_all(works, number_of(jobs), threads)
+    return conclude(out, outcomes)
 
 
 def study(
