@@ -85,6 +85,7 @@ def watch_power(folder: Path, survivors: Path) -> None:
                     target.mkdir(parents=True, exist_ok=True)
                     rebuild(place / name)
 
+        synced.mkdir()
         rebuild(folder)
         for file in folder.rglob("*"):
             target = named / file.relative_to(folder)
