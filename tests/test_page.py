@@ -13,7 +13,7 @@ import pytest
 
 from gracecl import cli
 from gracecl.report import find_runs, page, read_run
-from gracecl.report.command import OPTIONS, command
+from gracecl.report.command import OPTIONS, _quoted, command
 from gracecl.runs.run import RunConfig
 from run_folders import write_run
 
@@ -93,6 +93,7 @@ def test_the_command_makes_the_same_run(tmp_path: Path, capsys: pytest.CaptureFi
     words.append("split-digits(size=8, classes='0-3', tasks=2)")
     assert cli.call([*words, "--out", str(tmp_path / "first")]) == 0
     [run] = find_runs(tmp_path / "first")
+    assert """--stream "split-digits(size=8, classes='0-3', tasks=2)" """ in command(run)
     program, *arguments = shlex.split(command(run))
     assert program == "gracecl"
     assert cli.call([*arguments, "--jobs", "1", "--out", str(tmp_path / "second")]) == 0
@@ -105,3 +106,8 @@ def test_the_command_makes_the_same_run(tmp_path: Path, capsys: pytest.CaptureFi
 def test_every_option_of_a_run_is_in_its_command() -> None:
     told_otherwise = {"method", "seed", "plugin_code"}  # the last is a digest of what --plugin names
     assert {*OPTIONS, *told_otherwise} == {field.name for field in fields(RunConfig)}
+
+
+@pytest.mark.parametrize("word", ["er()", "it's", """both ' and \"""", "a'$HOME`x`\\!", "plain"])
+def test_words_come_back_from_a_shell(word: str) -> None:
+    assert shlex.split(_quoted(word)) == [word]

@@ -7,16 +7,18 @@ import math
 import re
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from gracecl import cli, paper
 from gracecl.errors import UserError
-from gracecl.report import find_runs, sheet, write_figures
+from gracecl.report import find_runs, sheet, style, write_figures
 from gracecl.report.beside_paper import Column, column_for, row_of
 from gracecl.report.groups import group_runs
 from gracecl.report.tables import comparison_markdown, comparison_table
+from gracecl.studies import mechanism
 from run_folders import write_run
 
 METHODS = ("er()", "mose()", "grace(mose())")
@@ -168,3 +170,14 @@ def test_a_study_by_its_name(root: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     assert cli.call(["report", "mini", "--formats", "csv", "--out", "made"]) == 0
     assert (tmp_path / "made" / "report.csv").is_file()
+
+
+def test_feedback_inside_the_net_is_drawn(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entropy of two runs, α and γ of the one with feedback: a line per layer in each of the four panels."""
+    drawn: list[Any] = []
+    monkeypatch.setattr(style, "save", lambda figure, path: drawn.append(figure))
+    run = find_runs(root / "grace(mose())")[0]
+    mechanism.picture(run, run, tmp_path / "mechanism.png")
+    panels = drawn[0].axes
+    assert len(panels) == 4
+    assert all(len(axes.get_lines()) >= 4 for axes in panels[2:])

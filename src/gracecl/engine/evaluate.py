@@ -49,11 +49,17 @@ def rule_scores(method: Method, out: Taps, columns: Tensor) -> dict[str, Tensor]
 def seen_scores(method: Method, out: Taps, progress: Progress, rule: str) -> tuple[Tensor, Tensor]:
     """Scores of the seen classes under one rule, and which class each column is: unseen classes are never predicted."""
     columns = torch.tensor(progress.seen, device=out.logits.device)
+    scores = scores_by(rule, method, out, columns)
+    check_scores(scores, progress.step)
+    return scores, columns
+
+
+def scores_by(rule: str, method: Method, out: Taps, columns: Tensor) -> Tensor:
+    """`[B, columns]` under one rule; it depends on no value, so that a program can be exported of it."""
     scores = rule_scores(method, out, columns)
     if rule not in scores:
         raise UserError(f"unknown rule '{rule}'{nearest(rule, scores)} (this learner has: {', '.join(scores)})")
-    check_scores(scores[rule], progress.step)
-    return scores[rule], columns
+    return scores[rule]
 
 
 def evaluate(engine: Engine, images: Tensor, labels: Ints, tasks: Ints) -> Evaluation:

@@ -49,7 +49,12 @@ def command(run: Run) -> str:
     words += ["--defaults", "none", "--seeds", str(run.config["seed"])]
     for plugin in run.plugins:
         words += ["--plugin", plugin]
-    return shlex.join(words)
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    """As a person would write it for a shell: in double quotes where single ones are inside."""
+    return f'"{word}"' if "'" in word and not set(word) & set('"$`\\!') else shlex.quote(word)
 
 
 def _option(name: str, value: Any) -> list[str]:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from gracecl import nets, rng
 from gracecl.core import Taps
 from gracecl.engine.engine import Engine
-from gracecl.engine.evaluate import seen_scores
+from gracecl.engine.evaluate import scores_by
 from gracecl.errors import UserError
 from gracecl.functional.augment import Pixels
 from gracecl.methods.base import parts
@@ -44,14 +44,14 @@ class Predictor(nn.Module):
     def __init__(self, engine: Engine, rule: str | None = None) -> None:
         super().__init__()
         self.net = engine.ready_to_predict().eval()
-        self.method, self.progress = engine.method, engine.progress
+        self.method = engine.method
         self.rule = rule or engine.method.rule
         self.seen = list(engine.progress.seen)
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.net.pixels.normalise(images)
         out = Taps.mean(self.net(x), self.net(x.flip(-1))) if self.net.mirrored else self.net(x)
-        return seen_scores(self.method, out, self.progress, self.rule)[0]
+        return scores_by(self.rule, self.method, out, torch.tensor(self.seen, device=images.device))
 
 
 def export_run(folder: Path, file: Path, rule: str | None = None) -> str:

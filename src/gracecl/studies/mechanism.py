@@ -73,7 +73,7 @@ def picture(without: Run, with_feedback: Run, path: Path) -> None:
         (alpha, "log/alpha", "α, weight of the cross-entropy"),
         (gamma, "log/gamma", "γ, weight of the entropy"),
     ):
-        figures.draw_layers(axes, with_feedback, f"log/{name}")
+        figures.draw_layers(axes, with_feedback, name)
         style.plain(axes, title)
         style.mark_tasks(axes, with_feedback.task_ends, numbers=False)
         axes.set_xlabel("step")
