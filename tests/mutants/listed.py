@@ -125,10 +125,6 @@ MUTANTS = [
         "golden/test_golden_ocm.py golden/test_golden_lucir.py oracle/test_icarl.py golden/test_golden_co2l.py",
         ("count > 0).sum().clamp(min=1)", "count >= 0).sum().clamp(min=1)"),
         ("return -(p * log_p).sum(dim=-1).mean(dim=-1)", "return -(p * log_p).mean(dim=-1).mean(dim=-1)"),
-        (
-            "return share * cross_entropy(logits, y, classes) + (1 - share)",
-            "return share * cross_entropy(logits, y, classes) + share",
-        ),
         ("p * (log_p - log_q) if measure", "p * (log_q - log_p) if measure"),
         ("return sum_of_diagonals(terms, half) / (2 * half)", "return sum_of_diagonals(terms, half) / half"),
         ("(same / same.sum(dim=1, keepdim=True))", "same"),
@@ -144,6 +140,14 @@ MUTANTS = [
         "functional/losses.py",
         "golden/test_golden_pcr.py oracle/test_pcr.py",
         ("full_precision(similarity) + log_count, y) + log_count[y].mean()", "full_precision(similarity) + log_count, y)"),
+    ),
+    *of(
+        "functional/losses.py",
+        "golden/test_golden_gdumb.py oracle/test_gdumb.py",
+        (
+            "return share * cross_entropy(logits, y, classes) + (1 - share)",
+            "return share * cross_entropy(logits, y, classes) + share",
+        ),
     ),
     # Feedback.
     *of(

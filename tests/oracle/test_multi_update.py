@@ -54,6 +54,15 @@ def test_the_updates_of_a_batch_are_the_inner_steps_images(inner: str, updates: 
         assert len(set(memory)) > 1, "each update draws anew"
 
 
+def test_views_are_shared_out_there_and_back() -> None:
+    """The update of each view, by its place: with two updates the first has the first and the last of four."""
+    engine, stream = toy_engine("multi_update(mose(n_recall=8), updates=2)"), toy_stream(batch=6)
+    feed(engine, stream, until=5)
+    new = engine.meet(stream.batch(5))
+    for repeat, shown in ((0, (0, 3)), (1, (1, 2))):
+        assert {rows.shown for rows in engine.plan(new, repeat).values()} == {shown}
+
+
 def test_two_updates_share_four_views_first_with_last() -> None:
     one, two = batches(toy_engine("multi_update(mose(n_recall=8), updates=2)"), toy_stream(batch=6), 5)
     whole = batches(toy_engine("mose(n_recall=8)"), toy_stream(batch=6), 5)[0]
