@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 import gracecl
 from gracecl import Learner, UserError, cli
 from gracecl.machine import MOST_THREADS
+from gracecl.runs import checkpoint
 from gracecl.runs.run import RunConfig, Work
 
 SMALL = {"--stream": "split-digits(size=8)", "--net": "mlp(width=8)", "--memory": "20", "--steps": "2", "--device": "cpu"}
@@ -81,7 +80,7 @@ def test_a_run_that_was_begun_with_impossible_threads_is_not_continued(tmp_path:
     (folder / "checkpoint.safetensors").unlink()
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(settings | {"threads": 100_000}))
-    assert "threads must be between" in sentence("resume", folder)
+    assert "config.json" in sentence("resume", folder)
     with pytest.raises(UserError, match="threads must be between"):
         gracecl.run("er", net="mlp", stream="split-digits(size=8)", steps=1, threads=100_000)
 
@@ -153,29 +152,26 @@ def saved(path: Path) -> Learner:
     return learner
 
 
-def damaged_states(state: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Places in a nested state: every key of every level."""
+def places_in(state: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every key of every level of a nested state."""
     items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()
-    return [place for key, value in items for place in [(*path, key), *damaged_states(value, (*path, key))]]
+    return [place for key, value in items for place in [(*path, key), *places_in(value, (*path, key))]]
 
 
-def test_a_learner_s_file_with_any_part_of_its_header_changed_is_loaded_or_refused_in_a_sentence(tmp_path: Path) -> None:
-    """Every entry of the header left out, or of another kind: never an error of Python's own."""
+def test_a_learner_s_file_with_any_part_changed_is_loaded_or_refused_in_a_sentence(tmp_path: Path) -> None:
+    """Every entry of another kind, under a digest that fits: never an error of Python's own."""
     file = tmp_path / "learner"
     saved(file)
-    with safe_open(file, framework="pt") as opened:
-        header, tensors = opened.metadata(), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    state = json.loads(header["state"])
-    places = damaged_states(state)
-    random, said = np.random.default_rng(0), []
-    for place in random.permutation(np.array(places, object))[:150]:
+    state = checkpoint.load(file)
+    said = []
+    for place in places_in(state):
         for replacement in (None, "x", -1, [], {}):
             changed = copy.deepcopy(state)
             part = changed
             for key in place[:-1]:
                 part = part[key]
             part[place[-1]] = replacement
-            save_file(tensors, file, metadata=header | {"state": json.dumps(changed)})
+            checkpoint.save(file, changed)
             try:
                 Learner.load(file, device="cpu")
             except UserError as error:

@@ -151,7 +151,7 @@ MUTANTS = [
     ),
     # Feedback.
     *of(
-        "controllers/__init__.py",
+        "controllers/base.py",
         "oracle/test_controllers.py oracle/test_grace.py",
         ("torch.exp(torch.tanh(-self.relative_accuracy(accuracy)))", "torch.exp(torch.tanh(self.relative_accuracy(accuracy)))"),
         ("max(1, len(values) - unbiased)", "max(1, len(values) - 1)"),
