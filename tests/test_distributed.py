@@ -75,6 +75,7 @@ def both(options: dict[str, bool], controller: str, folder: Path) -> list[dict[s
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(WORLD)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"find_unused_parameters": True}], ids=str)
 def test_processes_have_one_net_and_one_feedback(options: dict[str, bool], tmp_path: Path) -> None:
     """The weights stay equal, and so do α and γ; together they make the steps of one process that has all the images."""
@@ -92,6 +93,7 @@ def test_processes_have_one_net_and_one_feedback(options: dict[str, bool], tmp_p
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_process_may_learn_by_itself(tmp_path: Path) -> None:
     """Without synchronisation nobody waits for a process that makes no calls."""
     with socket.socket() as free:

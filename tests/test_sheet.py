@@ -124,6 +124,7 @@ def test_the_command_writes_what_it_is_asked_for(root: Path, tmp_path: Path, cap
     assert "Open" not in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pdf", "svg"])
 def test_figures(root: Path, tmp_path: Path, kind: str) -> None:
     runs = [run for run in find_runs(root) if run.config["method"] != "mose()"]
