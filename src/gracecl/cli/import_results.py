@@ -1,0 +1,18 @@
+"""`gracecl import`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def import_results(source: Path, /, out: Path = Path("runs/imported")) -> None:
+    """Take over results that others made, to stand in the same tables: a JSON file, or a folder of them.
+
+    Args:
+        source: docs/reports.md shows what a result looks like
+        out: folder for them
+    """
+    from gracecl.report.foreign import import_results
+
+    places = import_results(source, out)
+    print(f"{len(places)} results are in {out}; 'gracecl report runs {out} --out report' would set them beside others")

@@ -1,0 +1,48 @@
+"""`gracecl list`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gracecl.errors import UserError
+from gracecl.registry import load_plugins
+
+
+def list_names(
+    kind: Literal["methods", "streams", "nets", "datasets", "controllers"],
+    /,
+    describe: bool = False,
+    markdown: bool = False,
+    plugin: tuple[str, ...] = (),
+) -> None:
+    """Print the names there are, a line each; of methods, what they need, keep and cost.
+
+    Args:
+        kind: what to list
+        describe: of methods, a sentence each instead
+        markdown: of methods, the table as the page docs/methods.md
+        plugin: modules or files that register more
+    """
+    load_plugins(plugin)
+    from gracecl import registry
+    from gracecl.registry import catalogue
+
+    if kind != "methods" and (describe or markdown):
+        raise UserError(f"--describe and --markdown are for methods; 'gracecl list {kind}' describes each by itself")
+    if kind == "methods" and not describe:
+        print(catalogue.markdown() if markdown else catalogue.table(), end="" if markdown else "\n")
+        return
+
+    found = {
+        "methods": registry.methods,
+        "streams": registry.streams,
+        "nets": registry.nets,
+        "datasets": registry.datasets,
+        "controllers": registry.controllers,
+    }[kind].summaries()
+    if kind == "streams":
+        sets = registry.datasets.summaries()
+        found = {f"{family}-{name}": f"{what} — {text}" for family, text in found.items() for name, what in sets.items()}
+    widest = max(map(len, found))
+    for name, text in found.items():
+        print(f"{name.replace('_', '-') if kind == 'streams' else name:<{widest}}  {text}")

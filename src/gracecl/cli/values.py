@@ -1,0 +1,33 @@
+"""Values of options that several verbs take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gracecl.errors import UserError
+from gracecl.registry.spec import parse_numbers
+
+
+def only_run(folder: Path) -> Path:
+    """The run that a folder is, or the only one below it."""
+    found = sorted(file.parent for file in folder.rglob("config.json"))
+    if len(found) > 1:
+        raise UserError(f"{folder} holds {len(found)} runs; name one of them, such as {found[0]}")
+    return found[0] if found else folder
+
+
+def number_of(jobs: str) -> int | None:
+    """What --jobs asks for; None leaves the choice to us."""
+    if jobs == "auto":
+        return None
+    if not jobs.isdecimal() or int(jobs) < 1:
+        raise UserError(f"--jobs must be auto or a whole number of at least 1, not '{jobs}'")
+    return int(jobs)
+
+
+def seeds_of(text: str) -> list[int]:
+    """What --seeds asks for, each once."""
+    numbers = list(dict.fromkeys(parse_numbers(text, "--seeds")))
+    if not numbers:
+        raise UserError(f"--seeds '{text}' names none; write for example 0-4 or 0,3,7")
+    return numbers
