@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,21 +27,23 @@ def is_channels_last(engine: Engine) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("cpu", "width", "layout", "expected"),
+    ("cpu", "width", "side", "layout", "expected"),
     [
-        ("AVX512", 8, "auto", True),
-        ("AVX512", 7, "auto", False),
-        ("AVX2", 8, "auto", True),
-        ("AVX2", 7, "auto", False),
-        ("DEFAULT", 15, "auto", False),
-        ("AVX2", 16, "contiguous", False),
-        ("AVX2", 8, "channels_last", True),
+        ("AVX512", 8, 32, "auto", True),
+        ("AVX512", 7, 32, "auto", False),
+        ("AVX512", 15, 33, "auto", False),
+        ("AVX512", 16, 64, "auto", True),
+        ("AVX2", 8, 64, "auto", True),
+        ("AVX2", 7, 8, "auto", False),
+        ("DEFAULT", 15, 8, "auto", False),
+        ("AVX2", 16, 8, "contiguous", False),
+        ("AVX2", 8, 8, "channels_last", True),
     ],
 )
-def test_which_layout(cpu: str, width: int, layout: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_layout(cpu: str, width: int, side: int, layout: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Channels-last from as many channels on as are safe on the CPU."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: cpu)
-    engine = Scene("er", f"resnet18(width={width})", memory=10, layout=layout, device="cpu").engine
+    engine = Scene("er", f"resnet18(width={width})", memory=10, shape=(3, side, side), layout=layout, device="cpu").engine
     assert is_channels_last(engine) is expected
     assert layout_of(engine.net) == ("channels_last" if expected else "contiguous")
 
@@ -46,8 +51,23 @@ def test_which_layout(cpu: str, width: int, layout: str, expected: bool, monkeyp
 @pytest.mark.parametrize(("cpu", "fewest"), [("DEFAULT", 16), ("AVX512", 8), ("AVX2", 8)])
 def test_narrow_nets_are_refused_where_they_would_be_unsafe(cpu: str, fewest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: cpu)
-    with pytest.raises(UserError, match=f"fewer than {fewest} channels; use a wider net or --layout auto"):
+    with pytest.raises(UserError, match=f"fewer than {fewest} channels in images of 32 pixels; use a wider net or --layout auto"):
         Scene("er", "resnet18(width=7)", memory=10, layout="channels_last", device="cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the heap checker is glibc's")
+@pytest.mark.parametrize(("width", "side"), [(7, 32), (8, 32), (8, 64), (12, 64), (16, 64)])
+def test_the_layout_chosen_here_writes_nowhere_else(width: int, side: int) -> None:
+    """Two steps under glibc's heap checker, which ends the process where a kernel wrote outside its buffers."""
+    program = (
+        "from benchmarks.scene import Scene; "
+        f"scene = Scene('er', 'resnet18(width={width})', 20, (3, {side}, {side}), device='cpu'); "
+        "scene.step(); scene.step(); print('sound')"
+    )
+    checker = {"LD_PRELOAD": "libc_malloc_debug.so.0", "GLIBC_TUNABLES": "glibc.malloc.check=3", "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run([sys.executable, "-c", program], env=os.environ | checker, capture_output=True, text=True, check=False)
+    assert ended.stdout == "sound\n", ended.stderr
 
 
 def test_a_run_keeps_the_layout_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,8 @@ from gracecl.nets import TappedNet
 from gracecl.registry import nearest, spec
 from gracecl.registry.options import Layout, LearnerOptions
 
-SAFE_CHANNELS = {"AVX2": 8, "AVX512": 8}
-"""from which on channels-last was checked to be safe, on CPUs that PyTorch names so; 16 is asked for on any other"""
+SAFE_CHANNELS, FEWER_CHANNELS, SMALL_IMAGE = 16, 8, 32
+"""from which on channels-last is safe on every CPU; with AVX2; and with AVX-512 for images of at most so many pixels a side"""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Recipe(LearnerOptions):
         method, device = spec.parse_method(self.method), device_of(self.device)
         with rng.torch_seed(self.seed, "net"):
             net = nets.build(self.net, shape, classes, Pixels(mean, std, device), taps_for(method, self.taps)).to(device)
-        net = net.to(memory_format=memory_format(self.layout, net, device))  # type: ignore[call-overload]
+        net = net.to(memory_format=memory_format(self.layout, net, device, max(shape[1:])))  # type: ignore[call-overload]
         if self.cuda_graphs:
             if device.type != "cuda":
                 raise UserError(f"--cuda-graphs needs a GPU, and this learner is on the {device.type}; leave it out")
@@ -56,25 +56,28 @@ def taps_for(method: Method, taps: int | None) -> int | None:
     return taps if taps is not None or method.wants_taps else 1
 
 
-def memory_format(layout: Layout, net: TappedNet, device: torch.device) -> torch.memory_format:
-    """The layout of the net's weights, which its maps take on.
+def memory_format(layout: Layout, net: TappedNet, device: torch.device, side: int) -> torch.memory_format:
+    """The layout of the net's weights, which its maps take on; the images have `side` pixels a side.
 
     Channels-last convolutions are faster by a fifth to a third on CPUs. But oneDNN as of PyTorch 2.13 writes outside its buffers in
-    the backward pass of strided 1×1 convolutions with few channels in that layout: fewer than 8 with AVX2. With AVX-512 the heap
-    checker finds nothing at any number of channels; 8 is kept there too, so that both kinds of CPU give a net the same layout.
+    the backward pass of strided 1×1 convolutions with few channels in that layout: fewer than 8 with AVX2, and fewer than 16 with
+    AVX-512 where maps have 64 pixels a side and more. Up to 40 the heap checker finds nothing there at any number of channels; 8 is
+    asked for in small images, so that both kinds of CPU give a net the same layout.
     """
     if layout == "contiguous" or (layout == "auto" and device.type != "cpu"):
         return torch.contiguous_format
     strided = [
         part for part in net.modules() if isinstance(part, nn.Conv2d) and part.kernel_size == (1, 1) and part.stride != (1, 1)
     ]
-    fewest = SAFE_CHANNELS.get(torch.backends.cpu.get_cpu_capability(), 16)
+    kind = torch.backends.cpu.get_cpu_capability()
+    fewest = FEWER_CHANNELS if kind == "AVX2" or (kind == "AVX512" and side <= SMALL_IMAGE) else SAFE_CHANNELS
     if device.type == "cuda" or all(part.in_channels >= fewest for part in strided):
         return torch.channels_last
     if layout == "auto":
         return torch.contiguous_format
     raise UserError(
-        f"--layout channels_last is unsafe on this CPU with fewer than {fewest} channels; use a wider net or --layout auto"
+        f"--layout channels_last is unsafe on this CPU with fewer than {fewest} channels in images of {side} pixels; "
+        "use a wider net or --layout auto"
     )
 
 
