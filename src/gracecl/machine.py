@@ -1,4 +1,4 @@
-"""What this machine can hold, so that a number which is too large is refused before anything is allocated for it; and what was held."""
+"""What this machine can hold, so that a number which is too large is refused before anything is allocated for it; what was held."""
 
 from __future__ import annotations
 

@@ -120,8 +120,8 @@ def sections(results: Results) -> list[Section]:
         "papers. The difference is ours minus the paper's."
     )
     reduced = (
-        f" At scale {results.scale} net, images, classes and steps are not the paper's, so a difference says more about the setting "
-        "than about the method."
+        f" At scale {results.scale} net, images, classes and steps are not the paper's, so a difference says more about the "
+        "setting than about the method."
     )
     parts.append(notes if results.scale == "full" else notes + reduced)
     return [Section("beside_paper", "\n\n".join(parts), [as_data(line) for line in found])]
