@@ -224,7 +224,9 @@ def test_a_finished_run_of_another_study_is_not_made_again(tmp_path: Path, capsy
     capsys.readouterr()
     assert study(second, "--out", out / "second") == 0
     assert f"1 finished runs are taken from {out / 'first'}" in capsys.readouterr().out
-    assert [run.config["method"] for run in find_runs(out / "second")] == ["er()"]
+    made = [file.parent for file in (out / "second").rglob("config.json")]
+    assert ["/er/" in str(folder) for folder in made] == [True]
+    assert {run.config["method"] for run in find_runs(out / "second")} == {"sgd()", "er()"}, "a report is about both"
     content = json.loads((out / "second" / "second.json").read_text())
     assert (content["finished"], content["taken_from"]) == (2, {str(out / "first"): 1})
     assert f"1 of `{out / 'first'}`" in (out / "second" / "second.md").read_text()
@@ -233,7 +235,7 @@ def test_a_finished_run_of_another_study_is_not_made_again(tmp_path: Path, capsy
     config = read_sealed(run.path / "config.json")
     write_sealed(run.path / "config.json", config | {"versions": config["versions"] | {"gracecl": "0.0.1"}})
     assert study(second, "--out", out / "second") == 0
-    assert len(find_runs(out / "second")) == 2, "another version's run is not taken"
+    assert len(list((out / "second").rglob("config.json"))) == 2, "another version's run is not taken"
 
 
 def test_the_scale_is_on_every_output(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,8 @@ def study(
         results = Results(found.name, found.scale, found.control, finished, [beside[run.path] for run in finished], folder)
         command = shlex.join(["gracecl", "study", name, *words])
         print(page.write(found, results, page.Made(command, len(works), taken)))
+        for missing in [work for work in works if not work.finished] if as_is else []:
+            print(f"not finished: {missing.config.title} on {missing.config.stream}, memory {missing.config.memory}")
         print(f"{folder / found.name}.md and {folder / found.name}.json hold the table ({len(finished)} of {len(works)} runs)")
     return verdict(outcomes) or tell(damaged)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -58,6 +59,7 @@ def write(study: Study, results: Results, made: Made) -> str:
         "commits": list(commits),
         "versions": list(versions),
         "taken_from": dict(made.taken_from),
+        "taken_over": [os.path.relpath(run.path, results.out) for run in results.runs if not run.path.is_relative_to(results.out)],
         "seeds": seeds,
         "setting": setting,
     }
