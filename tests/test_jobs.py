@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from gracecl import cli
+from gracecl.cli.ending import conclude
 from gracecl.files import read_sealed, write_sealed
 from gracecl.registry import datasets, load_plugins, methods
 from gracecl.runs import jobs, watch
@@ -252,7 +252,7 @@ def side_by_side(in_turn: Path, plugin: Path, tmp_path_factory: pytest.TempPathF
     with contextlib.redirect_stderr(err):
         outcomes = run_all(works, jobs=2, threads=1)
     with contextlib.redirect_stdout(table), contextlib.redirect_stderr(verdict):
-        code = cli.conclude(out, outcomes)
+        code = conclude(out, outcomes)
     return Seen(out, outcomes, err.getvalue(), code, table.getvalue(), verdict.getvalue())
 
 
@@ -561,9 +561,9 @@ def test_a_resumed_run_counts_only_for_what_is_left_of_it(monkeypatch: pytest.Mo
     assert board._so_far() == "0 of 3 runs, ~40 min left"
 
 
-def test_on_a_terminal_there_is_a_bar_for_each_run_and_one_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    with terminal(monkeypatch, columns=100) as seen:
-        board = watch.Board(total=3, ended=1)
+def test_on_a_terminal_a_table_shows_what_runs_what_is_done_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal(monkeypatch, columns=110) as seen:
+        board = watch.Board(total=4, ended=1)
         with board.shown():
             board.show("a run", at(0, rate=0.0))
             board.show("another", replace(at(7), title="mose(), seed 1"))
@@ -571,9 +571,24 @@ def test_on_a_terminal_there_is_a_bar_for_each_run_and_one_for_all(monkeypatch: 
             board.say("something [to] say")
             board.end("another", "mose(), seed 1: finished", finished=True)
     text = seen.text
-    last = re.split(r"[\r\n]+", text.strip())[-2:]
-    assert re.fullmatch(r"er\(\), seed 0 +[━╸╺ ]+ +40/100 2\.0/s 0:00:30 *", last[0]), text
-    assert re.fullmatch(r"2 of 3 runs, ~\d+ s left +[━╸╺ ]+ *", last[1]), text
-    assert re.search(r"mose\(\), seed 1 +[━╸╺ ]+ +7/100 2\.0/s", text)
+    lines = [line.strip() for line in re.split(r"[\r\n]+", text.strip())]
+    assert re.fullmatch(r"run +step +rate +left +state", lines[-4]), text
+    assert re.fullmatch(r"mose\(\), seed 1 +finished, test 50\.0 %", lines[-3]), text
+    assert re.fullmatch(r"er\(\), seed 0 +[━╸╺ ]+ +40/100 +2\.0/s +0:00:30 +test 50\.0 %", lines[-2]), text
+    assert re.fullmatch(r"2 of 4 runs, ~\d+ (s|min) left, 0 failed, 1 waiting", lines[-1]), text
     assert "something [to] say" in text
-    assert "mose(), seed 1: finished, test 50.0 %, 2 of 3 runs" in text
+    assert "mose(), seed 1: finished, test 50.0 %, 2 of 4 runs" in text
+
+
+def test_a_carrier_takes_runs_on_and_tells_how_they_ended(plugin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load_plugins([str(plugin)])
+    works = [
+        Work.new(RunConfig(method=name, **SETTINGS), tmp_path, plugins=(str(plugin),)) for name in ("odd(trouble='refuse')", "er")
+    ]
+    carrier: jobs.Carrier = jobs.InTurn(1, watch.Board(2, 0))
+    for work in works:
+        carrier.submit(work)
+    endings = list(carrier.endings())
+    assert [(ending.work.folder, ending.end) for ending in endings] == [(works[0].folder, "refused"), (works[1].folder, "finished")]
+    assert works[1].finished
+    assert read_sealed(works[1].folder / "timing.json")["peak_bytes"] > 50e6

@@ -9,14 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import nn
 
 from gracecl import cli
+from gracecl.errors import UserError
 from gracecl.functional.statistics import Paired, Summary
 from gracecl.report import Run, find_runs
 from gracecl.report.compare import Comparison
-from gracecl.runs.run import Work
+from gracecl.runs.run import Work, learner_and_stream
 from gracecl.studies import paired as comparison
-from gracecl.studies import plan, readings, record, regimes
+from gracecl.studies import plan
+from gracecl.studies.study import read
 
 
 def line(mean: float, corrected: float, n: int = 4) -> Comparison:
@@ -73,21 +76,21 @@ def test_grace_is_compared_with_what_it_wraps_where_the_control_is_not_there(mad
     assert found.comparison.method == "grace(er())"
 
 
-@pytest.mark.parametrize("module", [readings, regimes, record])
-def test_every_configuration_of_a_study_is_a_learner(module) -> None:  # type: ignore[no-untyped-def]
-    configs = module.configs((), [0, 1], quick=False)
-    assert len({(config, config.seed) for config in configs}) == len(configs), "no run twice"
-    for config in configs:
-        config.canonical()
-    control = [config for config in configs if config.method == module.CONTROL]
-    assert {config.seed for config in control} == {0, 1}
+@pytest.mark.parametrize("name", ["readings", "regimes", "record"])
+def test_the_control_has_every_seed(name: str) -> None:
+    study = read(name)
+    configs = [run.config for run in study.plan(seeds=[0, 1])]
+    assert {config.seed for config in configs if config.method == study.control} == {0, 1}
 
 
 def test_readings_are_confirmed_on_other_classes() -> None:
-    configs = readings.configs((), [0], quick=False)
-    for stream in readings.CONFIRMATION:
-        assert {config.method for config in configs if config.stream == stream} == set(readings.CONFIRMED)
-        assert "'0-19'" not in stream or "tiny" in stream
+    configs = [run.config for run in read("readings").plan(seeds=[0])]
+    streams = list(dict.fromkeys(config.stream for config in configs))
+    confirmed = [{config.method for config in configs if config.stream == stream} for stream in streams[1:]]
+    assert (
+        confirmed == [{"mose()", "grace(mose())", "grace(mose(), past_tasks='finished')", "grace(mose(), accuracy_floor=0.05)"}] * 2
+    )
+    assert not [stream for stream in streams[1:] if "'0-19'" in stream and "tiny" not in stream]
 
 
 def test_a_plan_counts_what_is_left(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,11 +103,28 @@ def test_a_plan_counts_what_is_left(made: Path, tmp_path: Path, capsys: pytest.C
 
 
 def test_an_estimate_is_of_the_second_task() -> None:
-    [config] = record.configs(["mose()"], [0], quick=True)
-    [found] = plan.estimates([Work.new(config, Path("nowhere"))])
-    assert (found.left, found.steps) == (1, 30)
-    assert found.images > 2 * 4 * 40, "MOSE's second block is in it"
-    assert found.hours == pytest.approx(30 * found.seconds / 3600)
+    [run] = read("record", quick=True).plan(["mose()"], [0])
+    [found] = plan.estimates([Work.new(run.config, Path("nowhere"))])
+    assert (found.left, found.probe.steps) == (1, 30)
+    assert found.probe.images > 2 * 4 * 40, "MOSE's second block is in it"
+    assert found.hours == pytest.approx(30 * found.probe.seconds / 3600)
+    assert found.probe.peak_bytes > 50e6, "PyTorch alone takes that"
+    assert " GFLOP and " in plan.line(found)
+    assert "1 runs are left" in plan.total([found], 2)
+
+
+def test_an_image_s_flops_are_two_for_each_weight_of_an_mlp() -> None:
+    [run] = read("mini", quick=True).plan(["sgd()"], [0])
+    engine, stream = learner_and_stream(run.config)
+    weights = [part.weight.numel() for part in engine.net.modules() if isinstance(part, nn.Linear)]
+    heads = engine.net.classifier.weight.numel()
+    assert plan.forward_flops(engine, stream.data.shape) == 2 * (sum(weights) + heads)
+
+
+def test_a_probe_that_is_refused_is_a_sentence(tmp_path: Path) -> None:
+    [run] = read("mini").plan(["er()"], [0])
+    with pytest.raises(UserError, match=r"er\(\), seed 0: .*cifar100"):
+        list(plan.estimates([Work.new(run.config, tmp_path, tmp_path)]))
 
 
 @pytest.mark.slow

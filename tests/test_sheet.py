@@ -178,7 +178,7 @@ def test_feedback_inside_the_net_is_drawn(root: Path, tmp_path: Path, monkeypatc
     drawn: list[Any] = []
     monkeypatch.setattr(style, "save", lambda figure, path: drawn.append(figure))
     run = find_runs(root / "grace(mose())")[0]
-    mechanism.picture(run, run, tmp_path / "mechanism.png")
+    mechanism.picture(run, run, tmp_path / "mechanism.png", "Inside the net (scale mini)")
     panels = drawn[0].axes
     assert len(panels) == 4
     assert all(len(axes.get_lines()) >= 4 for axes in panels[2:])

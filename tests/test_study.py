@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from gracecl import cli, paper, registry, streams, studies
+from gracecl import cli, paper, registry, streams
 from gracecl.methods.base import parts
 from gracecl.registry import spec
+from gracecl.registry.catalogue import LEARNERS
 from gracecl.report import Run, figures, find_runs, style
-from gracecl.studies import against_paper, feedback, mini, paper_setting, table
+from gracecl.studies import against_paper, table
+from gracecl.studies.results import Results, Section
+from gracecl.studies.study import read
 
 OURS = {"multi_update", "mkd", "best"}
 """which have a study of their own, record"""
@@ -82,10 +85,14 @@ def test_mistakes_are_a_sentence(
 
 
 def test_mini_is_about_every_method_on_equal_terms() -> None:
-    named = {part.name for method in mini.METHODS for part in parts(spec.parse_method(method))}
+    configs = [run.config for run in read("mini").plan(seeds=[0, 1])]
+    methods = [config.method for config in configs if config.seed == 0]
+    shortened = {"gdumb()": "gdumb(epochs=64)"}
+    every = [repr(spec.parse_method(shortened.get(method, method))) for method in LEARNERS if method != "online_lora()"]
+    assert methods == ["joint()", *every]
+    named = {part.name for method in methods for part in parts(spec.parse_method(method))}
     assert named - {"sum"} >= set(registry.methods.written) - {"online_lora", *OURS}
-    configs = mini.configs((), [0, 1], quick=False)
-    assert len(configs) == 2 * len(mini.METHODS)
+    assert len(configs) == 2 * len(methods)
     assert len({(config.stream, config.net, config.memory, config.optimizer, config.augment) for config in configs}) == 1
     assert [config.seed for config in configs] == sorted(config.seed for config in configs)
 
@@ -95,16 +102,11 @@ def test_mini_is_about_every_method_on_equal_terms() -> None:
     not Path(os.environ.get("GRACECL_DATA", ""), "cifar-100-python").is_dir(), reason="GRACECL_DATA has no CIFAR-100"
 )
 def test_mini_has_500_steps_of_20_images() -> None:
-    config = mini.configs(("er",), [0], quick=False)[0]
+    config = read("mini").plan(["er"], [0])[0].config
     stream = streams.build(config.stream, config.seed)
     assert len(stream) == 500
     assert stream.tasks == 5
     assert len(stream.batch(0).labels) == 20
-
-
-def test_studies_have_modules() -> None:
-    for name in studies.STUDIES:
-        assert studies.find(name).METHODS
 
 
 def run_of(method: str, seed: int, accuracy: list[list[float]], **timing: float) -> Run:
@@ -137,9 +139,7 @@ def test_feedback_compares_one_head_four_heads_and_feedback_on_them(tmp_path: Pa
     assert code == 0
     content = json.loads((tmp_path / "feedback.json").read_text(encoding="utf-8"))
     assert {line["method"] for line in content["lines"]} == {"er(), taps=1", "er(), taps=4", "grace(er())"}
-    chosen = [(config.method, config.taps) for config in feedback.configs(["mir()"], [0], quick=False)]
-    assert chosen == [("mir()", 1), ("mir()", 4), ("grace(mir())", None)]
-    assert len(feedback.configs([], [0, 1], quick=False)) == 2 * 12
+    assert len(read("feedback").plan()) == 2 * 12
 
 
 # Beside the paper.
@@ -147,6 +147,10 @@ def test_feedback_compares_one_head_four_heads_and_feedback_on_them(tmp_path: Pa
 
 def final(method: str, accuracy: float, seed: int = 0) -> Run:
     return run_of(method, seed, [[accuracy], [accuracy, accuracy]])
+
+
+def beside(runs: list[Run], out: Path, name: str) -> list[Section]:
+    return against_paper.sections(Results(name, "mini", "", runs, [None] * len(runs), out))
 
 
 def test_accuracies_stand_beside_the_paper_s_and_are_ranked() -> None:
@@ -176,15 +180,14 @@ def test_the_order_of_all_rows_agrees_with_itself(tmp_path: Path) -> None:
     """Twenty methods with the paper's own accuracies, two of them exchanged, as a picture and a page."""
     exchanged = {"AGEM": paper.accuracies()["GRACE"], "GRACE": paper.accuracies()["AGEM"]}
     runs = [final(paper.EXPRESSIONS[row], value) for row, value in (paper.accuracies() | exchanged).items()]
-    section = against_paper.section(runs, tmp_path, "x")
-    assert section is not None
+    [section] = beside(runs, tmp_path, "x")
     assert section.data["outliers"] == ["AGEM", "GRACE"]
     assert section.data["spearman"]["rho"] == pytest.approx(1 - 6 * 2 * 19**2 / (20 * 399), abs=0.01)
     assert section.data["spearman"]["p"] < 0.5
     assert "Outliers, whose ranks differ by 6.7 or more: AGEM (ours 1, paper 20), GRACE (ours 20, paper 1)." in section.text
     assert "![Our accuracy against the paper's](x-against-paper.png)" in section.text
     assert (tmp_path / "x-against-paper.png").read_bytes().startswith(b"\x89PNG")
-    assert against_paper.section(runs[:1], tmp_path, "y") is None
+    assert not beside(runs[:1], tmp_path, "y")
 
 
 def test_every_point_has_a_label(tmp_path: Path) -> None:
@@ -193,17 +196,3 @@ def test_every_point_has_a_label(tmp_path: Path) -> None:
     crowd = [(1.0, 1.0, f"method {i}") for i in range(40)]
     figures.label_points(figure, axes, crowd, [style.INK] * 40)
     assert [text.get_text() for text in axes.texts if text.get_text()] == [name for _, _, name in crowd]
-
-
-def test_the_paper_s_setting(tmp_path: Path) -> None:
-    [er] = [config for config in paper_setting.configs((), [0], quick=False) if config.method == "er()"]
-    assert (er.stream, er.memory, er.net) == ("split-cifar100(size=16, batch=20)", 1000, "resnet18(width=8)")
-    assert len(paper_setting.METHODS) == 20 + 2
-    code = cli.call(["study", "paper-setting", "--quick", "--jobs", "1", "--threads", "1", "--out", str(tmp_path)])
-    assert code == 0
-    content = json.loads((tmp_path / "paper-setting.json").read_text(encoding="utf-8"))
-    assert content["seeds"] == [0], "one seed, unless more are asked for"
-    assert [point["row"] for point in content["against_paper"]["points"]] == ["AGEM", "ER", "SCR"]
-    text = (tmp_path / "paper-setting.md").read_text(encoding="utf-8")
-    assert "Spearman's rank correlation over 3 methods" in text
-    assert (tmp_path / "paper-setting-against-paper.png").is_file()

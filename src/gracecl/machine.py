@@ -1,8 +1,14 @@
-"""What this machine can hold, so that a number which is too large is refused before anything is allocated for it."""
+"""What this machine can hold, so that a number which is too large is refused before anything is allocated for it; what was held."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import os
+import re
+import resource
+from pathlib import Path
 
 from gracecl.errors import UserError
 
@@ -13,6 +19,24 @@ MOST_THREADS = 1024
 def memory() -> int:
     """Bytes of memory that are built in."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def forget_peak() -> None:
+    """From here on `peak_memory` is of what follows, as far as the system can tell: freed memory is given back first."""
+    gc.collect()
+    give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
+    if give_back is not None:
+        give_back(0)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory() -> int:
+    """The most bytes that this process held."""
+    with contextlib.suppress(OSError):
+        if found := re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text()):
+            return 1024 * int(found[1])
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def check_room(needed: int, what: str, remedy: str, room: int | None = None) -> None:

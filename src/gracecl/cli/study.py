@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from gracecl.cli.ending import tell, verdict
 from gracecl.cli.values import number_of, seeds_of
@@ -22,6 +22,7 @@ def study(
     /,
     methods: tuple[str, ...] = (),
     seeds: str | None = None,
+    scale: Literal["full", "small", "mini"] | None = None,
     quick: bool = False,
     out: Path | None = None,
     data: Path | None = None,
@@ -31,55 +32,70 @@ def study(
     dry_run: bool = False,
     as_is: bool = False,
 ) -> int:
-    """Make a table of the project's own: the runs it needs, then NAME.md and NAME.json beside them.
+    """Make a table or a figure: the runs it needs, then NAME.md and NAME.json with the pictures beside them.
 
-    NAME is mini, every method on twenty classes of CIFAR-100 in five tasks, with a small net and on equal terms; paper-setting, the
-    paper's methods on a hundred classes in ten tasks; or, in the setting of mini, feedback: one head, four heads, feedback on four
-    heads; readings: GRACE's against MOSE; regimes: where feedback helps; record: the best learner of the library's own. The first
-    two set their accuracies beside the paper's. A study that was stopped continues where it was when the same command is given
-    again.
+    NAME is one of the paper's: accuracy, forgetting, memory-efficiency, ablation, cub200, training-cost, batch-size, entropy; or of
+    the project's own: mini, every method in a small setting on equal terms; readings: GRACE's against MOSE; regimes: where feedback
+    helps; record: the best learner of the library's own; feedback: one head, four heads, feedback on four heads. Or it is a file
+    of yours, such as mine.toml (docs/studies.md). A study that was stopped continues where it was when the same command is given
+    again; runs that another study has finished are taken from there.
 
     Args:
         name: the study
         methods: expressions of methods (default: those of the study)
-        seeds: such as 0-4 or 0,3,7; the same seed gives every method the same stream (default: the study's, mostly 0-1)
-        quick: two methods on the digits, to see that it works; the figures mean little
-        out: folder for the runs and the table (default: results/NAME, and runs/NAME with --quick)
+        seeds: such as 0-4 or 0,3,7; the same seed gives every method the same stream (default: the study's)
+        scale: full is the paper's protocol; small and mini have a narrow net and small images, mini few classes too (default: the
+            first that the study has)
+        quick: two or three methods on the digits, to see that it works; the figures mean little
+        out: folder for the runs and the page (default: results/NAME-SCALE, results/NAME where the study has one scale, and
+            runs/NAME with --quick)
         data: folder of the data sets (default: $GRACECL_DATA)
         plugin: modules or files that register methods of your own
         jobs: runs at once, each in a process of its own; auto is as many as there are cores
         threads: of each run (default: the cores, shared out)
-        dry_run: start nothing; say what is left to do and, from a few steps of each configuration, how long it would take here
-        as_is: start nothing; make the table of the runs that are finished
+        dry_run: start nothing; say what is left to do and, from 20 steps of each configuration, what it would take here
+        as_is: start nothing; make the page of the runs that are finished
     """
     plugins = load_plugins(plugin)
-    from gracecl import report, studies
+    from gracecl import report
     from gracecl.runs.jobs import run_all
     from gracecl.runs.run import Work
-    from gracecl.studies import table
+    from gracecl.studies import page
+    from gracecl.studies.results import Results
+    from gracecl.studies.reuse import reuse
+    from gracecl.studies.study import read
 
-    module = studies.find(name)
-    seeds = getattr(module, "SEEDS", studies.SEEDS) if seeds is None else seeds
-    numbers = seeds_of(seeds)
-    folder = out or Path("runs" if quick else "results") / name
-    works = [Work.new(config, folder, data, plugins) for config in module.configs(methods, numbers, quick)]
+    found = read(name, scale, quick)
+    planned = found.plan(methods, None if seeds is None else seeds_of(seeds))
+    folder = out or Path("runs" if quick else "results") / found.name
+    works, taken = [Work.new(run.config, folder, data, plugins) for run in planned], dict[str, int]()
+    if not quick:  # which is there to make runs
+        works, taken = reuse(works, folder)
+    print(f"Study {found.name}, {len(works)} runs. {found.scale_sentence}")
+    for place, count in taken.items():
+        print(f"{count} finished runs are taken from {place}")
     if dry_run:
         return tell_plan(works, number_of(jobs) or os.cpu_count() or 1)
     outcomes = [] if as_is else run_all(works, number_of(jobs), threads)
+    beside = {work.folder: run.paper for work, run in zip(works, planned, strict=True)}
     finished, damaged = report.read_runs(work.folder for work in works if work.finished)
     if as_is and not finished:
         raise UserError(f"{folder} holds no finished run of this study; leave --as-is out to start them")
     if finished:
-        words = [*(["--methods", *methods] if methods else []), "--seeds", seeds, *(["--quick"] if quick else [])]
-        sections = module.sections(finished, folder, name) if hasattr(module, "sections") else []
-        about, command = (module.__doc__ or "").strip(), shlex.join(["gracecl", "study", name, *words])
-        print(table.write(folder, name, about, command, finished, sections))
-        print(f"{folder / name}.md and {folder / name}.json hold the table")
+        folder.mkdir(parents=True, exist_ok=True)
+        words = [*(["--methods", *methods] if methods else []), "--seeds", seeds or found.seeds, *(["--quick"] if quick else [])]
+        words += ["--scale", found.scale] if found.name != Path(name).stem else []
+        results = Results(found.name, found.scale, found.control, finished, [beside[run.path] for run in finished], folder)
+        command = shlex.join(["gracecl", "study", name, *words])
+        print(page.write(found, results, page.Made(command, len(works), taken)))
+        for missing in [work for work in works if not work.finished] if as_is else []:
+            print(f"not finished: {missing.config.title} on {missing.config.stream}, memory {missing.config.memory}")
+        print(f"{folder / found.name}.md and {folder / found.name}.json hold the table ({len(finished)} of {len(works)} runs)")
     return verdict(outcomes) or tell(damaged)
 
 
 def tell_plan(works: Sequence[Work], jobs: int) -> int:
-    """Prints what is left of a study and how long it would take, a line per configuration as it is measured."""
+    """Prints what is left of a study and what it would take, a line per configuration as it is measured."""
     from gracecl.studies import plan
 
     found = []

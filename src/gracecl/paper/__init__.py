@@ -34,13 +34,13 @@ EXPRESSIONS = {
     "SSIL": "ssil()",
     "MOSE": "mose()",
     "GRACE": "grace(mose())",
-    "EWC++": "ewc_pp()",
+    "EWC++": "sgd() + ewc_pp()",
     "PCR": "pcr()",
     "LODE (DER++)": "lode(derpp())",
     "EMA (DER++)": "ema(derpp())",
     "EMA (RAR)": "ema(rar(er(), iterations=3, augmentation='run'))",
     "Online-LoRA": "online_lora()",
-    "CPR": "cpr()",
+    "CPR": "sgd() + cpr()",
 }
 """Row -> method. The first twenty are those of the main tables, the next six of CUB-200 alone; CPR is what the paper takes its
 entropy term from, and has no numbers there."""

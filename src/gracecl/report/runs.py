@@ -7,8 +7,10 @@ anything else that cannot be read is an error, because a report over half the ev
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -221,13 +223,25 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
 
 
 def find_folders(root: str | Path) -> list[Path]:
-    """The folders of runs in `root` and below that have something to report, by configuration and seed."""
+    """The folders of runs in `root` and below that have something to report, and of those that a study in `root` took over from
+    others; by configuration and seed."""
     folder = Path(root)
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
-    begun = [file.parent for file in folder.rglob("config.json")]
+    begun = {file.parent for file in folder.rglob("config.json")} | taken_over(folder)
     found = [place for place in begun if (place / RECORD).is_file() or (place / SUMMARY).is_file()]
     return sorted(found, key=lambda place: (place.parent, len(place.name), place.name))
+
+
+def taken_over(folder: Path) -> set[Path]:
+    """Runs elsewhere that the page of a study in this folder is made of."""
+    found = set()
+    for file in folder.glob("*.json"):
+        with suppress(OSError, ValueError):
+            content = json.loads(file.read_bytes())
+            listed = content.get("taken_over") if isinstance(content, dict) and "study" in content else None
+            found |= {Path(os.path.normpath(folder / place)) for place in listed or [] if isinstance(place, str)}
+    return found
 
 
 def find_runs(root: str | Path) -> list[Run]:

@@ -1,5 +1,8 @@
 """Many runs: side by side in processes of their own, or one after the other in this one.
 
+A `Carrier` carries runs out: `submit` takes one on, `endings` yields how each ended, as they end; a finished run is in its folder.
+To carry runs out elsewhere, write another.
+
 A small network gains little from a second thread, so two runs with one thread each get further in an hour than one after
 the other with two. Sums are split among threads, which shows in their last bits; a run therefore keeps the number it began with,
 and that number depends on the whole command, not on how much of it is still to do. Equal threads, equal bits, however many
@@ -22,11 +25,12 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, Protocol
 
 from gracecl.errors import UserError, plain_cautions, sentence
 from gracecl.machine import MOST_THREADS
@@ -67,12 +71,17 @@ def run_all(works: Sequence[Work], jobs: int | None = None, threads: int | None 
     if len(works) == 1:
         works[0].carry_out(watch.LiveWatch(), threads)
         return [Ending(works[0])]
-    if threads is None or min(at_once, len(unfinished)) < 2:
-        ended = _in_turn(unfinished, threads)
-    else:
-        ended = _side_by_side(unfinished, at_once, threads, watch.Board(len(works), len(works) - len(unfinished)))
-    by_folder = {outcome.work.folder: outcome for outcome in ended}
-    return [by_folder.get(work.folder, Ending(work)) for work in works]
+    board = watch.Board(len(works), len(works) - len(unfinished))
+    one_at_a_time = threads is None or min(at_once, len(unfinished)) < 2
+    carrier: Carrier = InTurn(threads, board) if one_at_a_time else SideBySide(at_once, threads or 1, board)
+    for work in unfinished:
+        carrier.submit(work)
+    ended: dict[Path, Ending] = {}
+    with board.shown(), contextlib.closing(carrier.endings()) as endings:
+        for ending in endings:
+            ended[ending.work.folder] = ending
+            board.end(ending.work.folder, str(ending), ending.end == "finished")
+    return [ended.get(work.folder, Ending(work)) for work in works]
 
 
 def cores() -> int:
@@ -101,13 +110,30 @@ def share(works: Sequence[Work], jobs: int | None, threads: int | None, cores: i
     return at_once, threads
 
 
-def _in_turn(works: Sequence[Work], threads: int | None) -> list[Ending]:
-    outcomes = []
-    for work in works:
-        outcomes.append(_attempt(work, watch.LiveWatch(), threads))
-        if outcomes[-1].end != "finished":
-            watch.say(str(outcomes[-1]))
-    return outcomes
+class Carrier(Protocol):
+    """Carries runs out, somewhere."""
+
+    def submit(self, work: Work) -> None:
+        """Takes on a run."""
+
+    def endings(self) -> Generator[Ending, None, None]:
+        """How the runs ended, as they end, until none is left."""
+
+
+class InTurn:
+    """In this process, one after the other."""
+
+    def __init__(self, threads: int | None, board: watch.Board) -> None:
+        self.threads, self.board = threads, board
+        self.waiting: deque[Work] = deque()
+
+    def submit(self, work: Work) -> None:
+        self.waiting.append(work)
+
+    def endings(self) -> Generator[Ending, None, None]:
+        while self.waiting:
+            work = self.waiting.popleft()
+            yield _attempt(work, watch.Reporter(partial(self.board.show, work.folder)), self.threads)
 
 
 def _attempt(work: Work, watching: watch.Watch, threads: int | None) -> Ending:
@@ -120,49 +146,58 @@ def _attempt(work: Work, watching: watch.Watch, threads: int | None) -> Ending:
     return Ending(work)
 
 
-def _side_by_side(works: Sequence[Work], at_once: int, threads: int, board: watch.Board) -> list[Ending]:
-    waiting, outcomes = deque(works), list[Ending]()
-    inbox: _Inbox = SimpleQueue()
-    children: list[_Child] = []
-    stopping = False
-    with stop_requests() as stopped, board.shown():
-        try:
-            while children or waiting:
-                if stopped and not stopping:
-                    stopping = True
-                    board.say("stopping: every run ends its step and saves; a second Ctrl-C ends them at once")
-                    waiting.clear()
-                    for child in children:
-                        child.dismiss()
-                while waiting and len(children) < at_once:
-                    children.append(_Child(threads, inbox, waiting.popleft()))
-                try:
-                    child, message = inbox.get(timeout=SECONDS_BETWEEN_SIGNAL_CHECKS)
-                except Empty:
-                    continue
-                if "progress" in message:
-                    board.show(child.work.folder, watch.Progress(**message["progress"]))
-                elif "said" in message:
-                    board.say(f"{child.work.config.title}: {message['said']}")
-                elif "gone" in message:
-                    children.remove(child)
-                if outcome := child.outcome(message):
-                    outcomes.append(outcome)
-                    if not (stopping and outcome.end == "stopped"):
-                        board.end(outcome.work.folder, str(outcome), outcome.end == "finished")
-                    if waiting and outcome.end != "stopped":
-                        child.begin(waiting.popleft())
-                    else:
-                        child.dismiss()
-        finally:
-            for child in children:
-                child.dismiss()
-                child.process.kill()
-                child.process.wait()
-    if stopping and (left := [work.folder for work in works if not work.finished]):
-        begun = sum((folder / "config.json").exists() for folder in left)
-        raise Interrupted(f"stopped (runs begun: {begun}, not begun: {len(left) - begun}); {_how_to_continue(left)}")
-    return outcomes
+class SideBySide:
+    """In processes of their own, so many at once with so many threads each."""
+
+    def __init__(self, at_once: int, threads: int, board: watch.Board) -> None:
+        self.at_once, self.threads, self.board = at_once, threads, board
+        self.waiting: deque[Work] = deque()
+        self.taken_on: list[Work] = []
+
+    def submit(self, work: Work) -> None:
+        self.waiting.append(work)
+        self.taken_on.append(work)
+
+    def endings(self) -> Generator[Ending, None, None]:
+        inbox: _Inbox = SimpleQueue()
+        children: list[_Child] = []
+        stopping = False
+        with stop_requests() as stopped:
+            try:
+                while children or self.waiting:
+                    if stopped and not stopping:
+                        stopping = True
+                        self.board.say("stopping: every run ends its step and saves; a second Ctrl-C ends them at once")
+                        self.waiting.clear()
+                        for child in children:
+                            child.dismiss()
+                    while self.waiting and len(children) < self.at_once:
+                        children.append(_Child(self.threads, inbox, self.waiting.popleft()))
+                    try:
+                        child, message = inbox.get(timeout=SECONDS_BETWEEN_SIGNAL_CHECKS)
+                    except Empty:
+                        continue
+                    if "progress" in message:
+                        self.board.show(child.work.folder, watch.Progress(**message["progress"]))
+                    elif "said" in message:
+                        self.board.say(f"{child.work.config.title}: {message['said']}")
+                    elif "gone" in message:
+                        children.remove(child)
+                    if ending := child.ending(message):
+                        if not (stopping and ending.end == "stopped"):
+                            yield ending
+                        if self.waiting and ending.end != "stopped":
+                            child.begin(self.waiting.popleft())
+                        else:
+                            child.dismiss()
+            finally:
+                for child in children:
+                    child.dismiss()
+                    child.process.kill()
+                    child.process.wait()
+        if stopping and (left := [work.folder for work in self.taken_on if not work.finished]):
+            begun = sum((folder / "config.json").exists() for folder in left)
+            raise Interrupted(f"stopped (runs begun: {begun}, not begun: {len(left) - begun}); {_how_to_continue(left)}")
 
 
 def _how_to_continue(folders: Sequence[Path]) -> str:
@@ -202,7 +237,7 @@ class _Child:
         with contextlib.suppress(BrokenPipeError):
             self.orders.close()
 
-    def outcome(self, message: dict[str, Any]) -> Ending | None:
+    def ending(self, message: dict[str, Any]) -> Ending | None:
         """How the run in hand ended, if that is what the message says."""
         if "end" in message:
             self.busy = False

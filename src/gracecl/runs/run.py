@@ -27,7 +27,7 @@ from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.files import Written, as_name, make_folder, read_sealed, sealed, write_text
 from gracecl.functional.augment import normalisation
-from gracecl.machine import check_threads
+from gracecl.machine import check_threads, forget_peak, peak_memory
 from gracecl.registry import spec
 from gracecl.registry.options import OF_THE_DATA, RunOptions
 from gracecl.runs import checkpoint
@@ -203,7 +203,10 @@ def _train(work: Work, watch: Watch, threads: int | None) -> None:
     if state is not None:
         _compare(config, state["config"], saved)
     begun = replace(config, layout=state["layout"]) if state else work.in_its_layout()
+    forget_peak()
     trainer = build(begun, folder / "metrics.jsonl", work.data_root, kept)
+    if trainer.engine.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(trainer.engine.device)
     begun_with = state.get("threads") if state else work.threads
     with closing(trainer.recorder), with_threads(begun_with or threads or torch.get_num_threads()):
         if state is not None:
@@ -211,6 +214,7 @@ def _train(work: Work, watch: Watch, threads: int | None) -> None:
         _write_config(work, trainer)
         _finish(trainer, config, saved, watch)
         record = trainer.recorder.sync()
+        _note_peak(trainer)
     timing = vars(trainer.timing) | {"steps": len(trainer.stream)}
     checkpoint.write_atomically(folder / "timing.json", lambda beside: beside.write_text(sealed(timing)))
     report.write_run_report(folder, record)
@@ -249,6 +253,7 @@ def _finish(trainer: Trainer, config: RunConfig, saved: Path, watch: Watch) -> N
     }
 
     def save() -> None:
+        _note_peak(trainer)
         record = trainer.recorder.sync()._asdict()
         checkpoint.save(saved, {"trainer": trainer.state_dict(), "record": record, **constant})
 
@@ -276,6 +281,13 @@ def _finish(trainer: Trainer, config: RunConfig, saved: Path, watch: Watch) -> N
             if late or regular or trainer.done:
                 save()
                 last_save = time.monotonic()
+
+
+def _note_peak(trainer: Trainer) -> None:
+    """The most memory that the run took so far, also before it was resumed."""
+    device = trainer.engine.device
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory()
+    trainer.timing.peak_bytes = max(trainer.timing.peak_bytes, peak)
 
 
 def snapshot_file(folder: Path, ended: int) -> Path:

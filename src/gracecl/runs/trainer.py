@@ -36,6 +36,8 @@ class Timing:
     """of fits before evaluation, apart from the steps and from the evaluation itself"""
     fit_images: int = 0
     """trained on in such fits, each forward and backward once"""
+    peak_bytes: int = 0
+    """the most memory that the run's process held, or its tensors on a GPU"""
 
 
 def check_marks(method: Method, stream: Stream) -> None:

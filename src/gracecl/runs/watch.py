@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from gracecl.runs.trainer import Trainer
 
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_LOOKS = 1.0
+LAST_SHOWN = 5
+"""runs that ended, in the table of those that run"""
 
 
 @dataclass(frozen=True)
@@ -161,69 +164,79 @@ class Reporter(Follower):
 
 
 class Board:
-    """Several runs at once: on a terminal a bar for each and one for all, elsewhere lines that name their run."""
+    """Several runs: on a terminal a table of those that run and that ended last, elsewhere lines that name their run."""
 
     def __init__(self, total: int, ended: int) -> None:
-        self.total, self.ended = total, ended
+        self.total, self.ended, self.failed = total, ended, 0
         self.began = time.monotonic()
         self._to_do = total - ended
         self._first: dict[Hashable, float] = {}
         """of each run the part that was done when it was first looked at"""
         self._part: dict[Hashable, float] = {}
         """and the part that is done now"""
-        self._state: dict[Hashable, Sequence[str]] = {}
+        self._running: dict[Hashable, Progress] = {}
+        self._last: deque[tuple[str, str]] = deque(maxlen=LAST_SHOWN)
+        """titles of runs that ended, and how"""
         self._said: dict[Hashable, float] = {}
-        self._bars: Any = None
-        self._tasks: dict[Hashable, Any] = {}
+        self._live: Any = None
 
     @contextmanager
     def shown(self) -> Iterator[None]:
         if not sys.stderr.isatty():
             yield
             return
-        from rich import progress
-        from rich.console import Console, Group
+        from rich.console import Console
         from rich.live import Live
 
-        self._bars, self._all = _bars(), progress.Progress("{task.description}", progress.BarColumn(bar_width=24))
-        self._overall = self._all.add_task(self._so_far(), total=self.total, completed=self.ended)
-        with Live(Group(self._bars, self._all), console=Console(file=cast(IO[str], Screen()))) as live:
-            # What is said meanwhile goes through the display, which keeps it above the bars.
-            self._print = live.console.print
+        with Live(console=Console(file=cast(IO[str], Screen())), get_renderable=self._table) as self._live:
             yield
 
     def show(self, run: Hashable, progress: Progress) -> None:
         """A run is somewhere."""
         self._part[run] = progress.at / max(progress.total, 1)
         self._first.setdefault(run, self._part[run])
-        self._state[run] = progress.state
-        if self._bars is None:
-            now = time.monotonic()
-            if now - self._said.setdefault(run, now) >= SECONDS_BETWEEN_LINES:
-                self._said[run] = now
-                self.say(str(progress))
-            return
-        if run not in self._tasks:
-            self._tasks[run] = self._bars.add_task(progress.title, total=progress.total, rate="", left="")
-        self._bars.update(self._tasks[run], **_of_bar(progress))
-        self._all.update(self._overall, description=self._so_far())
+        self._running[run] = progress
+        now = time.monotonic()
+        if self._live is None and now - self._said.setdefault(run, now) >= SECONDS_BETWEEN_LINES:
+            self._said[run] = now
+            self.say(str(progress))
 
     def end(self, run: Hashable, text: str, finished: bool) -> None:
         """A run has come to its end, or will not."""
         self.ended += 1
+        self.failed += not finished
         self._part[run] = 1.0
         self._first[run] = self._first.get(run, 0.0) if finished else 1.0  # how soon a run fails says nothing about the others
-        self.say(", ".join([text, *self._state.get(run, []), self._so_far()]) if finished else text)
-        if self._bars is not None:
-            if run in self._tasks:
-                self._bars.remove_task(self._tasks.pop(run))
-            self._all.update(self._overall, completed=self.ended, description=self._so_far())
+        progress = self._running.pop(run, None)
+        state = progress.state if progress else ()
+        self.say(", ".join([text, *state, self._so_far()]) if finished else text)
+        if progress:
+            self._last.append((progress.title, ", ".join(["finished", *state]) if finished else "did not finish"))
 
     def say(self, text: str) -> None:
-        if self._bars is None:
+        if self._live is None:
             say(text)
-        else:
-            self._print(text, markup=False, highlight=False)
+        else:  # through the display, which keeps it above the table
+            self._live.console.print(text, markup=False, highlight=False)
+
+    def _table(self) -> Any:
+        """What ended last, what runs, and how far all of it is."""
+        from rich.progress_bar import ProgressBar
+        from rich.table import Column, Table
+        from rich.text import Text
+
+        columns = [Column("run", overflow="fold"), Column("", width=16), Column("step", justify="right", no_wrap=True)]
+        columns += [Column(name, justify="right", no_wrap=True) for name in ("rate", "left")]
+        table = Table(*columns, Column("state", overflow="fold"), box=None, padding=(0, 1, 0, 0), caption_justify="left")
+        for title, how in list(self._last):  # a copy, as another thread draws
+            table.add_row(Text(title), "", "", "", "", Text(how))
+        for progress in list(self._running.values()):
+            bar = ProgressBar(max(progress.total, 1), progress.at)
+            rate, left = f"{progress.rate:.1f}/s" if progress.rate else "", clock(progress)
+            table.add_row(Text(progress.title), bar, f"{progress.at}/{progress.total}", rate, left, Text(", ".join(progress.state)))
+        waiting = self.total - self.ended - len(self._running)
+        table.caption = Text(", ".join([self._so_far(), f"{self.failed} failed", f"{waiting} waiting"]))
+        return table
 
     def _so_far(self) -> str:
         """`3 of 10 runs, ~12 min left`, as if all runs took about the same time."""
@@ -276,6 +289,10 @@ def _bars() -> Any:
 
 
 def _of_bar(progress: Progress) -> dict[str, Any]:
+    return {"completed": progress.at, "rate": f"{progress.rate:.1f}/s", "left": clock(progress)}
+
+
+def clock(progress: Progress) -> str:
+    """The time that is left, as on a clock."""
     minutes, seconds = divmod(round(progress.seconds_left), 60)
-    left = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if progress.rate else "-:--:--"
-    return {"completed": progress.at, "rate": f"{progress.rate:.1f}/s", "left": left}
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if progress.rate else "-:--:--"

@@ -145,6 +145,16 @@ def from_anywhere(expression: str) -> str:
     return f"{expression[: expression.index('(')]}({', '.join(arguments)})"
 
 
+def parts_of(name: str) -> tuple[str, str]:
+    """`split` and `cifar100` of the name of a stream."""
+    family, _, dataset = normal(name).partition("_")
+    family = ALIASES.get(family, family)
+    if family not in streams.names() or not dataset:
+        close = nearest(family, streams.names()).replace("'?", f"-{dataset or 'cifar100'}'?")
+        raise UserError(f"unknown stream '{name}'{close} ('gracecl list streams' prints all of them)")
+    return family, dataset
+
+
 def build(expression: str, seed: int, root: str | Path | None = None) -> Stream:
     """The stream an expression such as `split-cifar100(tasks=5, classes='0-19')` names.
 
@@ -152,11 +162,7 @@ def build(expression: str, seed: int, root: str | Path | None = None) -> Stream:
     `split-folder(path='DIR', size=32)` is a stream over any folder of images.
     """
     call = spec.parse_call(expression)
-    family, _, dataset = normal(call.name).partition("_")
-    family = ALIASES.get(family, family)
-    if family not in streams.names() or not dataset:
-        close = nearest(family, streams.names()).replace("'?", f"-{dataset or 'cifar100'}'?")
-        raise UserError(f"unknown stream '{call.name}'{close} ('gracecl list streams' prints all of them)")
+    family, dataset = parts_of(call.name)
     options = dict(call.kwargs)
     picked = {name: options.pop(name) for name in ("classes", "size") if name in options}
     if dataset == "folder":

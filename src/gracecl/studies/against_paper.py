@@ -7,9 +7,10 @@ outliers are the methods whose two ranks differ by a third of the number of meth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from gracecl import paper
 from gracecl.report import Run, figures, style
 from gracecl.report.beside_paper import row_of
 from gracecl.report.groups import group_runs
-from gracecl.studies.table import Section
+from gracecl.studies.results import Results, Section
 
 OUTLIER = 1 / 3
 """share of all ranks by which an outlier's two ranks differ at least"""
@@ -79,14 +80,14 @@ def correlation(found: Sequence[Point]) -> Correlation | None:
     return Correlation(float(rho), float(p) if len(found) >= ENOUGH else None)
 
 
-def section(runs: Sequence[Run], out: Path, name: str) -> Section | None:
-    """What a study adds to its table; None where the paper has fewer than two of its methods. Draws the picture."""
-    found = points(runs)
+def sections(results: Results) -> list[Section]:
+    """What a study adds to its table; nothing where the paper has fewer than two of its methods. Draws the picture."""
+    found = points([run for run, where in zip(results.runs, results.beside, strict=True) if in_column(where)])
     if len(found) < 2:
-        return None
+        return []
     agreement = correlation(found)
-    picture = f"{name}-against-paper.png"
-    draw(found, agreement, out / picture)
+    picture = f"{results.name}-against-paper.png"
+    draw(found, agreement, results.out / picture, results.scale)
     rows = [
         f"| {point.row}{' ✱' if point.outlier else ''} | `{point.method}` | {point.ours:.1f} | {point.paper:.1f} "
         f"| {point.our_rank:g} | {point.paper_rank:g} |"
@@ -94,7 +95,7 @@ def section(runs: Sequence[Run], out: Path, name: str) -> Section | None:
     ]
     text = "\n\n".join(
         [
-            "## Beside the paper",
+            "## The order of methods beside the paper's",
             f"![Our accuracy against the paper's]({picture})",
             "The paper's are those on Split CIFAR-100 in ten tasks with a memory of 1,000, in another setting than this one, and "
             "most are copied from other papers. So only the order of methods is compared.",
@@ -108,7 +109,12 @@ def section(runs: Sequence[Run], out: Path, name: str) -> Section | None:
         "points": [asdict(point) for point in found],
         "outliers": [point.row for point in found if point.outlier],
     }
-    return Section("against_paper", text, data)
+    return [Section("against_paper", text, data)]
+
+
+def in_column(where: Mapping[str, Any] | None) -> bool:
+    """Whether a run is set beside the column that methods are ranked by, or beside none."""
+    return where is None or all(where.get(name) == paper.ACCURACY[name] for name in ("dataset", "buffer_size"))
 
 
 def verdict(found: Sequence[Point], agreement: Correlation | None) -> str:
@@ -126,7 +132,7 @@ def verdict(found: Sequence[Point], agreement: Correlation | None) -> str:
     return f"{told} Outliers, {share}: {', '.join(outliers) or 'none'}."
 
 
-def draw(found: Sequence[Point], agreement: Correlation | None, path: Path) -> None:
+def draw(found: Sequence[Point], agreement: Correlation | None, path: Path, scale: str) -> None:
     """One labelled point per method; outliers in another colour."""
     figure = style.new_figure(5.2)
     axes = figure.subplots()
@@ -138,7 +144,8 @@ def draw(found: Sequence[Point], agreement: Correlation | None, path: Path) -> N
     axes.set_ylabel("accuracy here (%)")
     about = "" if agreement is None else f": Spearman's ρ = {agreement.rho:.2f}"
     several = len({point.row for point in found}) < len(found)
-    style.plain(axes, f"{len(found)} methods{about}" + ("; outliers in orange" if any(point.outlier for point in found) else ""))
+    outliers = "; outliers in orange" if any(point.outlier for point in found) else ""
+    style.plain(axes, f"{len(found)} methods at scale {scale}{about}{outliers}")
     figures.label_points(
         figure, axes, [(point.paper, point.ours, point.method if several else point.row) for point in found], colours
     )

@@ -14,18 +14,19 @@ import numpy as np
 
 from gracecl.report import Run, figures, style
 from gracecl.report.runs import measure
-from gracecl.studies.table import Section
+from gracecl.studies.results import Results, Section
 
 LAST_STEPS = 50
 """whose mean accuracy stands for that on training images"""
 
 
-def section(runs: Sequence[Run], without: str, with_feedback: str, out: Path, name: str) -> list[Section]:
-    """For the first seed on which both are finished: a picture and the figures in it."""
-    found = pair(runs, without, with_feedback)
+def sections(results: Results) -> list[Section]:
+    """For the first seed on which the control is finished with and without feedback: a picture and the figures in it."""
+    found = pair(results.runs, results.control, f"grace({results.control})")
     if found is None:
         return []
-    picture(*found, out / f"{name}-mechanism.png")
+    file = f"{results.name}-mechanism.png"
+    picture(*found, results.out / file, results.titled("Inside the net"))
     data = {run.config["method"]: accuracies(run) | sharpness_of(run) for run in found}
     rows = [
         f"| `{method}` | {show(values['train'])} | {show(values['test'])} | {show([values.get('sharpness')], 3)} |"
@@ -44,7 +45,7 @@ def section(runs: Sequence[Run], without: str, with_feedback: str, out: Path, na
             "Sharpness: the rise of the mean cross-entropy over heads on the memory's images when every weight tensor is moved by "
             "5 % of its norm in a random direction, mean over directions taken both ways; – where the weights were not kept.",
             "",
-            f"![Entropy, strengths and weights of each layer]({name}-mechanism.png)",
+            f"![Entropy, strengths and weights of each layer]({file})",
         ]
     )
     return [Section("mechanism", text, data)]
@@ -60,7 +61,7 @@ def pair(runs: Sequence[Run], without: str, with_feedback: str) -> tuple[Run, Ru
     return None
 
 
-def picture(without: Run, with_feedback: Run, path: Path) -> None:
+def picture(without: Run, with_feedback: Run, path: Path, title: str) -> None:
     figure = style.new_figure(4.6)
     (left, right), (alpha, gamma) = figure.subplots(2, 2)
     right.sharey(left)
@@ -78,6 +79,7 @@ def picture(without: Run, with_feedback: Run, path: Path) -> None:
         style.mark_tasks(axes, with_feedback.task_ends, numbers=False)
         axes.set_xlabel("step")
     figures.legend_of_layers(figure, with_feedback.series("log/alpha")[1].shape[1])
+    figure.suptitle(title, x=0.01, ha="left", size=9, color=style.INK)
     style.save(figure, path)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from gracecl.functional.statistics import seeds_to_tell
 from gracecl.report import Run, figures
@@ -12,7 +11,7 @@ from gracecl.report import compare as shared
 from gracecl.report.compare import Comparison
 from gracecl.report.groups import Group, group_runs, setting_of
 from gracecl.report.tables import number, seeds_text
-from gracecl.studies.table import Section
+from gracecl.studies.results import Results, Section
 
 SETTING = ("stream", "net", "memory", "taps")
 TOLD = 1.0
@@ -98,12 +97,13 @@ def markdown(found: Sequence[Line]) -> str:
     return "\n".join(lines)
 
 
-def section(runs: Sequence[Run], control: str, out: Path, name: str) -> list[Section]:
+def sections(results: Results) -> list[Section]:
     """For a study with a control: the comparisons as text, as data, and as a picture beside the study's page."""
-    found = compare(runs, control)
+    control, file = results.control, f"{results.name}.png"
+    found = compare(results.runs, control)
     if not found:
         return []
-    figures.differences([line.comparison for line in found], out / f"{name}.png", f"Against {control}")
+    figures.differences([line.comparison for line in found], results.out / file, results.titled(f"Against {control}"))
     text = "\n\n".join(
         [
             f"## Against the control `{control}`, on the same seeds",
@@ -111,7 +111,7 @@ def section(runs: Sequence[Run], control: str, out: Path, name: str) -> list[Sec
             "Difference of the final accuracy under each method's own rule: mean over paired seeds, 95 % Student-t interval, p of "
             "the paired t-test, and after Holm's correction for all comparisons of this page, which decides what the table says. "
             "Images and seconds are the method's over the control's.",
-            f"![Differences to the control]({name}.png)",
+            f"![Differences to the control]({file})",
         ]
     )
     data = [

@@ -4,29 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from gracecl.files import write_json, write_text
 from gracecl.report import Run
 from gracecl.report.groups import Group, group_runs
-
-SETTING = ("stream", "net", "memory", "optimizer", "augment")
-"""what all runs of a study have in common"""
-
-
-@dataclass(frozen=True)
-class Section:
-    """What a study has beyond its table."""
-
-    key: str
-    """of `data` in the study's JSON"""
-    text: str
-    """for the study's page, below the table"""
-    data: Any
 
 
 @dataclass(frozen=True)
@@ -86,33 +69,6 @@ def markdown(found: Sequence[Line]) -> str:
         for line in found
     ]
     return "\n".join([header, "|---|---:|---:|---:|---:|---:|---|---|", *rows])
-
-
-def write(out: Path, name: str, about: str, command: str, runs: Sequence[Run], sections: Sequence[Section] = ()) -> str:
-    """`<name>.md` and `<name>.json` beside the runs; returns the table."""
-    found = lines(runs)
-    configs = [run.config for run in runs]
-    setting = {key: list(dict.fromkeys(config[key] for config in configs)) for key in SETTING}
-    commits = list(dict.fromkeys(str(config.get("commit")) for config in configs))
-    seeds = sorted({config["seed"] for config in configs})
-    steps = sorted({line.steps for line in found})
-    table = markdown(found)
-    told = "; ".join(f"{key} {' / '.join(f'`{value}`' for value in values)}" for key, values in setting.items())
-    notes = (
-        "Percent: mean ± sample standard deviation over seeds; seeds are paired, each gives every method the same stream. Images "
-        "and seconds are those of training, per step of the stream, with scoring, teachers, ends of tasks and fits before "
-        "evaluation; the evaluation itself is not in them. Runs side by side share a machine, so seconds are rough."
-    )
-    made_by = f"Command: `{command}`. Commit: {', '.join(f'`{commit}`' for commit in commits)}. "
-    made_by += f"Seeds: {', '.join(map(str, seeds))}. Steps: {', '.join(map(str, steps))}."
-    write_text(
-        out / f"{name}.md",
-        "\n\n".join([f"# Study {name}", about, told, table, notes, made_by, *(part.text for part in sections)]) + "\n",
-    )
-    described = {"study": name, "command": command, "commits": commits, "seeds": seeds, "setting": setting}
-    more = {part.key: part.data for part in sections}
-    write_json(out / f"{name}.json", described | {"lines": [asdict(line) for line in found]} | more)
-    return table
 
 
 def _spread(mean: float, std: float) -> str:

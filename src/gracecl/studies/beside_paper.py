@@ -1,0 +1,170 @@
+"""A study's numbers beside those of one of the paper's tables, with the difference: a table for each data set and memory there.
+
+Which of the paper's records a run is set beside is said in the study's file: by fields such as `table`, `dataset`, `buffer_size`
+or `variant`. The paper's row is that of the run's method, however its options are set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gracecl import paper
+from gracecl.functional.metrics import HIGHER_IS_BETTER
+from gracecl.functional.statistics import Summary
+from gracecl.report import Run
+from gracecl.report.beside_paper import row_of
+from gracecl.report.groups import Group, group_runs
+from gracecl.report.tables import NOTHING, markdown_table, number, spread_text
+from gracecl.studies.results import Results, Section
+
+OURS = {"ACC": "acc", "A_Final": "acc", "AF": "forgetting_mose", "Forgetting": "forgetting"}
+"""what the paper calls a metric, and ours of the same definition"""
+COSTS = {"time": ("seconds", 60.0, "minutes"), "parameters": ("parameters", 1e6, "million parameters")}
+"""a cost there: ours, by what it is divided, and its name then"""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A metric of a method."""
+
+    metric: str
+    ours: Summary
+    paper: float | None
+    paper_std: float | None
+
+    @property
+    def difference(self) -> float:
+        """Ours minus the paper's."""
+        return math.nan if self.paper is None else self.ours.mean - self.paper
+
+
+@dataclass(frozen=True)
+class Line:
+    """A method in one of the tables."""
+
+    dataset: str | None
+    memory: int | None
+    row: str | None
+    """in the paper"""
+    group: Group
+    cells: list[Cell]
+
+
+def lines(runs: Sequence[Run], beside: Sequence[Mapping[str, Any] | None]) -> list[Line]:
+    """Table after table; in each the best first, by its first metric."""
+    tables: dict[tuple[Any, Any], list[tuple[Run, Mapping[str, Any]]]] = {}
+    for run, where in zip(runs, beside, strict=True):
+        if where is not None:
+            tables.setdefault((where.get("dataset"), where.get("buffer_size")), []).append((run, where))
+    found = []
+    for (dataset, memory), members in tables.items():
+        where_of = {run.path: where for run, where in members}
+        here = [
+            Line(dataset, memory, row_of(group.method), group, cells(group, where_of[group.runs[0].path]))
+            for group in group_runs([run for run, _ in members])
+            if group.runs
+        ]
+        found += sorted(here, key=_order)
+    return found
+
+
+def cells(group: Group, where: Mapping[str, Any]) -> list[Cell]:
+    """One for each metric of the paper's table."""
+    metrics = list(dict.fromkeys(record["metric"] for record in paper.records(table=where["table"])))
+    row, made = row_of(group.method), []
+    for metric in metrics:
+        records = paper.records(**where, method=row, metric=metric)
+        record = records[0] if records else {}
+        made.append(Cell(metric, ours(group, metric), record.get("mean"), record.get("std")))
+    return made
+
+
+def ours(group: Group, metric: str) -> Summary:
+    """What the paper calls so, in its unit."""
+    if metric in OURS:
+        return group.summarise(OURS[metric])
+    name, unit, _ = COSTS[metric]
+    if name == "seconds":
+        found = group.summarise(name)
+        return Summary(found.mean / unit, found.std / unit, found.half_width / unit, found.n)
+    return Summary(group.cost(name) / unit, math.nan, math.nan, len(group.runs))
+
+
+def _order(line: Line) -> tuple[bool, float]:
+    first = line.cells[0]
+    sign = -1 if HIGHER_IS_BETTER.get(OURS.get(first.metric, ""), False) else 1
+    return math.isnan(first.ours.mean), sign * first.ours.mean
+
+
+def sections(results: Results) -> list[Section]:
+    """A table for each data set and memory of the paper."""
+    found = lines(results.runs, results.beside)
+    if not found:
+        return []
+    parts = ["## Beside the paper's table"]
+    for dataset, memory in dict.fromkeys((line.dataset, line.memory) for line in found):
+        here = [line for line in found if (line.dataset, line.memory) == (dataset, memory)]
+        settings = dict.fromkeys(
+            f"`{run.config['stream']}` with a memory of {run.config['memory']:,}" for line in here for run in line.group.runs
+        )
+        stated = "a memory that is not stated" if memory is None else f"a memory of {memory:,}"
+        parts.append(
+            f"**{dataset or 'The paper'}, {stated}** in the paper; here, at scale {results.scale}, {' and '.join(settings)}:"
+        )
+        parts.append(markdown(here))
+    notes = (
+        "Ours: mean ± sample standard deviation over seeds. The paper's as printed; most of its rows are copied there from other "
+        "papers. The difference is ours minus the paper's."
+    )
+    reduced = (
+        f" At scale {results.scale} net, images, classes and steps are not the paper's, so a difference says more about the "
+        "setting than about the method."
+    )
+    parts.append(notes if results.scale == "full" else notes + reduced)
+    return [Section("beside_paper", "\n\n".join(parts), [as_data(line) for line in found])]
+
+
+def markdown(found: Sequence[Line]) -> str:
+    """One of the tables."""
+    header = ["method", "row", "seeds"]
+    for cell in found[0].cells:
+        header += [heading(cell.metric), "paper", "difference"]
+    rows = []
+    for line in found:
+        row = [f"`{line.group.label}`", line.row or NOTHING, str(len(line.group.runs))]
+        for cell in line.cells:
+            row += [spread_text(cell.ours, 1), _of_the_paper(cell), number(cell.difference, 1, "+")]
+        rows.append(row)
+    return markdown_table(header, rows)
+
+
+def heading(metric: str) -> str:
+    """Ours, and what the paper calls it."""
+    if metric in COSTS:
+        return COSTS[metric][2]
+    return f"{OURS[metric]} ({metric}) {'↑' if HIGHER_IS_BETTER[OURS[metric]] else '↓'}"
+
+
+def _of_the_paper(cell: Cell) -> str:
+    if cell.paper is None:
+        return NOTHING
+    return f"{cell.paper:.1f}" if cell.paper_std is None else f"{cell.paper:.1f} ± {cell.paper_std:.1f}"
+
+
+def as_data(line: Line) -> dict[str, Any]:
+    """For JSON."""
+    metrics = {
+        cell.metric: {
+            "ours": cell.ours.mean,
+            "ours_std": cell.ours.std,
+            "paper": cell.paper,
+            "paper_std": cell.paper_std,
+            "difference": cell.difference,
+        }
+        for cell in line.cells
+    }
+    setting = {"dataset": line.dataset, "memory": line.memory, "row": line.row, "method": line.group.label}
+    return setting | {"seeds": [run.config["seed"] for run in line.group.runs], "metrics": metrics}

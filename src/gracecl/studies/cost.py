@@ -1,0 +1,59 @@
+"""What each method of a study costs: minutes, images, parameters, and the most memory that its runs held."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from gracecl.report.groups import Group, group_runs
+from gracecl.report.tables import markdown_table, number
+from gracecl.studies.results import Results, Section
+
+
+def sections(results: Results) -> list[Section]:
+    """A line for each method and setting, in the order of the runs."""
+    found = [of_group(group) for group in group_runs(results.runs) if group.runs]
+    if not found:
+        return []
+    header = [
+        "method",
+        "minutes of training",
+        "of evaluation",
+        "million images forward",
+        "backward",
+        "million parameters",
+        "peak memory, MB",
+    ]
+    rows = [
+        [f"`{line['method']}`", *(number(line[name], places) for name, places in (("minutes", 1), ("evaluation_minutes", 1),
+          ("forward", 2), ("backward", 2), ("parameters", 2), ("peak_memory", 0)))]
+        for line in found
+    ]  # fmt: skip
+    text = "\n\n".join(
+        [
+            "## What it costs",
+            markdown_table(header, rows),
+            "Means over seeds. Minutes of training are without evaluation, and are to be compared only where nothing else ran "
+            "meanwhile (`--jobs 1`). Peak memory is the most that the run's process held, Python and PyTorch and the data set "
+            "included; on a GPU, the most that its tensors took there. – where a run did not record it.",
+        ]
+    )
+    return [Section("cost", text, found)]
+
+
+def of_group(group: Group) -> dict[str, Any]:
+    """Means over the seeds."""
+
+    def mean(*names: str, unit: float) -> float:
+        values = [sum(float(run.timing.get(name, math.nan)) for name in names) / unit for run in group.runs]
+        return sum(values) / len(values)
+
+    return {
+        "method": group.label,
+        "minutes": mean("train_seconds", "fit_seconds", unit=60),
+        "evaluation_minutes": mean("eval_seconds", unit=60),
+        "forward": mean("forward", "fit_images", unit=1e6),
+        "backward": mean("backward", "fit_images", unit=1e6),
+        "parameters": group.cost("parameters") / 1e6,
+        "peak_memory": mean("peak_bytes", unit=1e6) or math.nan,
+    }
