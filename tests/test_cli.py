@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from gracecl import cli, registry
+from gracecl.cli.main import VERBS
 from gracecl.registry import methods
 from gracecl.runs import checkpoint, watch
 from terminal import terminal
@@ -292,7 +293,7 @@ def test_help_and_lists_answer_without_importing_torch() -> None:
     answer = subprocess.run([sys.executable, "-c", program, *asked], capture_output=True, text=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert answer.returncode == 0, answer.stderr
-    for verb, function in cli.VERBS.items():
+    for verb, function in VERBS.items():
         assert f"  {verb:<8} {function.__doc__.splitlines()[0]}\n" in answer.stdout
     assert "--checkpoint-every" in answer.stdout
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
