@@ -16,6 +16,9 @@ from gracecl.registry import load_plugins
 if TYPE_CHECKING:
     from gracecl.runs.run import Work
 
+NAMED = 8
+"""runs that are not finished which --as-is names one by one"""
+
 
 def study(
     name: str,
@@ -88,8 +91,11 @@ def study(
         results = Results(found.name, found.scale, found.control, finished, [beside[run.path] for run in finished], folder)
         command = shlex.join(["gracecl", "study", name, *words])
         print(page.write(found, results, page.Made(command, len(works), taken)))
-        for missing in [work for work in works if not work.finished] if as_is else []:
-            print(f"not finished: {missing.config.title} on {missing.config.stream}, memory {missing.config.memory}")
+        missing = [work.config for work in works if not work.finished] if as_is else []
+        for config in missing[:NAMED]:
+            print(f"not finished: {config.title} on {config.stream}, memory {config.memory}")
+        if len(missing) > NAMED:
+            print(f"and {len(missing) - NAMED} more; --dry-run tells what each would take")
         print(f"{folder / found.name}.md and {folder / found.name}.json hold the table ({len(finished)} of {len(works)} runs)")
     return verdict(outcomes) or tell(damaged)
 

@@ -218,8 +218,8 @@ def _cells(found: Sequence[Comparison], places: int) -> list[list[str]]:
                 spread_text(line.value, places),
                 number(mean, places, "+"),
                 f"{number(low, places, '+')} to {number(high, places, '+')}" if told else seeds_text(n),
-                _p(line.corrected),
-                _p(line.corrected_wilcoxon),
+                p_number(line.corrected),
+                p_number(line.corrected_wilcoxon),
                 number(effect, 2, "+"),
                 _count(line.seeds_needed),
             ]
@@ -227,7 +227,8 @@ def _cells(found: Sequence[Comparison], places: int) -> list[list[str]]:
     return rows
 
 
-def _p(p: float) -> str:
+def p_number(p: float) -> str:
+    """To three places, as far as they tell something."""
     return "< 0.001" if p < 0.001 else number(p, 3)
 
 

@@ -56,13 +56,13 @@ def settings(runs: Sequence[Run]) -> dict[str, list[Group]]:
 
 
 def opponents(groups: Sequence[Group], control: str) -> list[tuple[Group, Group]]:
-    """Each group and the one that it is compared with."""
+    """Each group and the one that it is compared with, on the seeds where both saw the same stream."""
     by_method = {group.method: group for group in groups if group.runs}
     found = []
     for method, group in by_method.items():
         inside = method.removeprefix("grace(").removesuffix(")")
         other = by_method.get(control) or (by_method.get(inside) if method.startswith("grace(") else None)
-        if other is not None and other is not group:
+        if other is not None and other is not group and group.minus(other, "acc").n:
             found.append((group, other))
     return found
 
@@ -90,7 +90,8 @@ def markdown(found: Sequence[Line]) -> str:
             interval = f"{low:+.2f} to {high:+.2f}" if told else seeds_text(n)
             lines.append(
                 f"| `{comparison.method}` | {comparison.value.mean:.1f} | {mean:+.2f} | {interval} "
-                f"| {number(p, 3)} | {number(comparison.corrected, 3)} | {n} | {comparison.verdict if told else 'cannot tell'} "
+                f"| {shared.p_number(p)} | {shared.p_number(comparison.corrected)} | {n} "
+                f"| {comparison.verdict if told else 'cannot tell'} "
                 f"| {line.images:.2f} × | {line.seconds:.2f} × | {number(line.seeds_needed, 0)} |"
             )
         lines.append("")

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from gracecl.report import Run
-from gracecl.report.groups import Group, group_runs
+from gracecl.report.groups import Group, group_runs, setting_of
 
 
 @dataclass(frozen=True)
 class Line:
-    """A method of the table; means over its seeds."""
+    """A method in one setting; means over its seeds."""
 
+    setting: str
     method: str
     rule: str
     seeds: list[int]
@@ -33,12 +34,18 @@ class Line:
 
 
 def lines(runs: Sequence[Run]) -> list[Line]:
-    """A line for each method, the most accurate first."""
-    found = [_line(group) for group in group_runs(runs) if group.runs]
-    return sorted(found, key=lambda line: (math.isnan(line.acc), -line.acc, line.method))
+    """A line for each method, setting after setting, the most accurate first."""
+    by_setting: dict[str, list[Run]] = {}
+    for run in runs:
+        by_setting.setdefault(setting_of(run), []).append(run)
+    found = []
+    for setting, members in by_setting.items():
+        here = [_line(setting, group) for group in group_runs(members) if group.runs]
+        found += sorted(here, key=lambda line: (math.isnan(line.acc), -line.acc, line.method))
+    return found
 
 
-def _line(group: Group) -> Line:
+def _line(setting: str, group: Group) -> Line:
     acc, forgetting = group.summarise("acc"), group.summarise("forgetting")
     timings = [run.timing for run in group.runs]
 
@@ -46,6 +53,7 @@ def _line(group: Group) -> Line:
         return float(np.mean([sum(timing[name] for name in names) / timing["steps"] for timing in timings]))
 
     return Line(
+        setting=setting,
         method=group.label,
         rule=group.rule,
         seeds=[run.config["seed"] for run in group.runs],
@@ -61,7 +69,11 @@ def _line(group: Group) -> Line:
 
 
 def markdown(found: Sequence[Line]) -> str:
-    """The table alone."""
+    """The table alone; one for each setting, below its name, where there are several."""
+    settings = list(dict.fromkeys(line.setting for line in found))
+    if len(settings) > 1:
+        tables = {setting: markdown([line for line in found if line.setting == setting]) for setting in settings}
+        return "\n\n".join(f"**{setting}**\n\n{table}" for setting, table in tables.items())
     header = "| method | acc ↑ | forgetting ↓ | images per step, forward | backward | seconds per step | predicts by | seeds |"
     rows = [
         f"| `{line.method}` | {_spread(line.acc, line.acc_std)} | {_spread(line.forgetting, line.forgetting_std)} "
