@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from gracecl import cli
+from gracecl.cli.ending import conclude
 from gracecl.files import read_sealed, write_sealed
 from gracecl.registry import datasets, load_plugins, methods
 from gracecl.runs import jobs, watch
@@ -252,7 +252,7 @@ def side_by_side(in_turn: Path, plugin: Path, tmp_path_factory: pytest.TempPathF
     with contextlib.redirect_stderr(err):
         outcomes = run_all(works, jobs=2, threads=1)
     with contextlib.redirect_stdout(table), contextlib.redirect_stderr(verdict):
-        code = cli.conclude(out, outcomes)
+        code = conclude(out, outcomes)
     return Seen(out, outcomes, err.getvalue(), code, table.getvalue(), verdict.getvalue())
 
 
