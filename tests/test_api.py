@@ -125,12 +125,14 @@ def test_options_are_written_once() -> None:
     words = options.sentences(RunOptions)
     assert list(words) == ["told_of_as", *(field.name for field in dataclasses.fields(RunOptions))]
     of_run_alone = {*words} - {*options.sentences(LearnerOptions)}
-    for function, left_out in ((Learner.__init__, of_run_alone), (gracecl.run, set()), (cli.run, {"seed"})):
+    run, tune = cli.VERBS["run"], cli.VERBS["tune"]
+    taken_by = [(Learner.__init__, of_run_alone), (gracecl.run, set()), (run, {"seed"}), (tune, {"seed", "snapshots"})]
+    for function, left_out in taken_by:
         parameters = inspect.signature(function).parameters
         for field in dataclasses.fields(RunOptions):
             if field.name == "method" or field.name in left_out:
                 continue
-            default = None if function is cli.run and field.name in ("augment", "optimizer") else field.default
+            default = None if function in (run, tune) and field.name in ("augment", "optimizer") else field.default
             assert parameters[field.name].default == default
             assert f"{field.name}: {words[field.name]}" in (function.__doc__ or "")
     with pytest.raises(UserError, match="a learner has no option 'sed'; did you mean 'seed'"):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from gracecl.report import find_runs
 from gracecl.report.command import command
 from gracecl.report.groups import group_runs
 from run_folders import write_run
+from waiting import wait_until
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: make test-browser")
 Browser, Page, expect = sync_api.Browser, sync_api.Page, sync_api.expect
@@ -223,15 +223,8 @@ def test_a_phone_shows_all_of_it(browser: Browser, folder: Path, width: int) -> 
             assert box["x"] + box["width"] <= width
         screenshot(page, f"report-{width}")
         page.set_viewport_size({"width": 1280, "height": 900})
+        # From outside the page: playwright's own wait evaluates text inside it, which the page's policy forbids.
         wait_until(lambda: page.evaluate("document.querySelector('#stream svg[aria-label]').clientWidth") > 900)
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 20.0) -> None:
-    """From outside the page: playwright's own wait evaluates text inside it, which the page's policy forbids."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it never came to be"
-        time.sleep(0.05)
 
 
 def test_names_are_text_and_nothing_else(browser: Browser, tmp_path: Path) -> None:

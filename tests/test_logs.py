@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gracecl import cli
+import gracecl
+from gracecl import UserError, cli
 from gracecl.report import Run, find_runs
-from gracecl.runs import logs
+from gracecl.runs import jobs, logs
+from gracecl.runs.run import Interrupted, RunConfig
+from gracecl.runs.run import run as run_to_its_end
+from stopping import StopAfter
+from waiting import wait_until
 
 WORDS = shlex.split("run 'grace(er())' --net 'mlp(width=8, depth=4)' --memory 20 --steps 12 --eval-every 5 --jobs 1 --threads 1")
 STREAM = "split-digits(size=8, classes='0-3', tasks=2)"
+OPTIONS: dict[str, Any] = {"stream": STREAM, "net": "mlp(width=8)", "memory": 20, "steps": 12, "device": "cpu"}
 
 
 def carry_out(out: Path, kind: str) -> Run:
@@ -80,13 +87,80 @@ def test_a_record_that_is_written_again_is_logged_once(tmp_path: Path) -> None:
     assert len(steps) <= 13, "only the last step may come twice"
 
 
+def by_study(out: Path, kind: str) -> Run:
+    words = ["--methods", "er", "--seeds", "0", "--jobs", "1", "--threads", "1", "--log", kind, "--out", str(out)]
+    assert cli.call(["study", "mini", "--quick", *words]) == 0
+    [run] = find_runs(out)
+    return run
+
+
+def by_resume(out: Path, kind: str) -> Run:
+    with pytest.raises(Interrupted):
+        run_to_its_end(RunConfig("er", **OPTIONS), out, watch=StopAfter(5))
+    assert cli.call(["resume", str(out), "--log", kind]) == 0
+    [run] = find_runs(out)
+    return run
+
+
+def from_python(out: Path, kind: str) -> Run:
+    return gracecl.run("er", out=out, **OPTIONS, log=kind).record
+
+
+@pytest.mark.parametrize("begin", [by_study, by_resume, from_python])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if kind != "tensorboard" else []) for kind in logs.LOGS]
+)
+def test_wherever_runs_are_begun(
+    begin: Callable[[Path, str], Run], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(kind)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    run = begin(tmp_path, kind)
+    if kind == "wandb":
+        [kept] = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+        wait_until(lambda: b"log/H" in kept.read_bytes())  # a process of wandb's own writes it
+        return
+    if kind == "mlflow":
+        client, found = mlflow_run(tmp_path)
+        logged = [(metric.step, metric.value) for metric in client.get_metric_history(found.info.run_id, "log/H")]
+    else:
+        logged = [(event.step, event.value) for event in tensorboard_events(tmp_path).Scalars("log/H")]
+    steps, values, _ = run.series("log/H")
+    assert sorted(logged) == [(step, pytest.approx(value, rel=1e-6)) for step, [value] in zip(steps, values, strict=True)]
+
+
+def test_a_run_that_is_resumed_by_its_own_folder_goes_on_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard")
+    monkeypatch.setattr(jobs.watch, "LiveWatch", lambda: StopAfter(5))
+    assert cli.call([*WORDS, "--stream", STREAM, "--log", "tensorboard", "--out", str(tmp_path)]) == 130
+    monkeypatch.undo()
+    [config] = tmp_path.rglob("config.json")
+    assert cli.call(["resume", str(config.parent), "--log", "tensorboard"]) == 0
+    assert {event.step for event in tensorboard_events(tmp_path).Scalars("log/H/1")} == set(range(12))
+    assert [path.name for path in tmp_path.rglob("tensorboard")] == ["tensorboard"], "one place for all"
+
+
+def test_what_is_not_kept_is_not_logged(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="log='tensorboard' shows a run that is kept; give out=FOLDER too"):
+        gracecl.run("er", **OPTIONS, log="tensorboard")
+    with pytest.raises(UserError, match="there is no --log tensorbord"):
+        gracecl.run("er", out=tmp_path, **OPTIONS, log=["tensorbord"])
+
+
+def mlflow_run(out: Path) -> tuple[Any, Any]:
+    client = pytest.importorskip("mlflow").MlflowClient(tracking_uri=(out / "mlflow").resolve().as_uri())
+    [found] = client.search_runs([client.get_experiment_by_name("gracecl").experiment_id])
+    return client, found
+
+
 @pytest.mark.slow
 def test_mlflow_in_a_local_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("mlflow")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     run = carry_out(tmp_path, "mlflow")
-    client = mlflow.MlflowClient(tracking_uri=(tmp_path / "mlflow").resolve().as_uri())
-    [found] = client.search_runs([client.get_experiment_by_name("gracecl").experiment_id])
+    client, found = mlflow_run(tmp_path)
     assert found.data.params["method"] == "grace(er())"
     history = sorted(client.get_metric_history(found.info.run_id, "log/H/1"), key=lambda metric: metric.step)
     assert [metric.value for metric in history] == pytest.approx(entropies(run))

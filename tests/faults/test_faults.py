@@ -37,25 +37,15 @@ def test_a_power_cut_at_any_moment(kind: Literal["synced", "named"], made: Machi
         assert outcome == "identical", f"at moment {number}"
 
 
-@pytest.mark.parametrize("name", RESUMED)
-def test_a_damaged_file_of_a_run_that_is_resumed(name: str, damaged: Damaged, count: Count) -> None:
+@pytest.mark.parametrize(("what", "name"), [*(("resume", name) for name in RESUMED), *(("report", name) for name in REPORTED)])
+def test_a_damaged_file_of_a_run(what: Literal["resume", "report"], name: str, damaged: Damaged, count: Count) -> None:
+    """Of one that is resumed, and of a finished one that is reported on."""
+
     @settings(TRIES, max_examples=40)
     @given(DAMAGES)
     def check(damage: Damage) -> None:
-        outcome = damaged.resume(name, damage)
-        count(f"{name} damaged, resume", outcome)
-        assert outcome in GOOD
-
-    check()
-
-
-@pytest.mark.parametrize("name", REPORTED)
-def test_a_damaged_file_of_a_finished_run(name: str, damaged: Damaged, count: Count) -> None:
-    @settings(TRIES, max_examples=40)
-    @given(DAMAGES)
-    def check(damage: Damage) -> None:
-        outcome = damaged.report(name, damage)
-        count(f"{name} damaged, report", outcome)
+        outcome = getattr(damaged, what)(name, damage)
+        count(f"{name} damaged, {what}", outcome)
         assert outcome in GOOD
 
     check()

@@ -11,6 +11,7 @@ import torch
 from gracecl import streams
 from gracecl.core import NO_TASK
 from gracecl.data import Data, from_arrays
+from gracecl.data.dataset import channel_statistics
 from gracecl.errors import UserError
 from gracecl.streams import Stream, cut_into_batches
 from gracecl.streams.iid import endless, offline, shuffled
@@ -122,6 +123,54 @@ def test_batch_ends() -> None:
         for size in range(1, 12):
             ends = [min(end, length) for end in range(size, length + size, size)]
             assert cut_into_batches(length, size, 7).tolist() == [7 + end for end in ends]
+
+
+# Parts for a search.
+
+
+@pytest.mark.parametrize("order", ["natural", 1993])
+def test_the_first_tasks_with_a_share_held_out(order: str | int) -> None:
+    """Nothing of later tasks and no test image is in it; what is held out is not trained on; the classes keep their numbers."""
+    stream = split(EVEN, 3, tasks=3, order=order, batch=4, first=2, validation=0.25)
+    classes = class_order(6, order)[:4]
+    check_split(stream, 2, 4, 1, [classes[:2].tolist(), classes[2:].tolist()])
+    data, allowed = stream.data, EVEN.train_x[torch.from_numpy(np.isin(EVEN.train_y, classes))]
+    pixels = {image.numpy().tobytes() for image in allowed}
+    train, held = ([image.numpy().tobytes() for image in part] for part in (data.train_x, data.test_x))
+    assert {*train, *held} == pixels
+    assert len(train) + len(held) == len(pixels) == 48
+    assert np.bincount(data.test_y, minlength=6)[classes].tolist() == [3] * 4
+    assert data.classes == 6
+    assert (data.mean, data.std) == channel_statistics(data.train_x.numpy())
+    assert stream.hash == split(EVEN, 3, tasks=3, order=order, batch=4, first=2, validation=0.25).hash
+    other = split(EVEN, 4, tasks=3, order=order, batch=4, first=2, validation=0.25)
+    assert {image.numpy().tobytes() for image in other.data.test_x} != set(held), "another seed holds out others"
+
+
+def test_the_first_tasks_and_a_share_held_out_are_two_options() -> None:
+    first, held = split(EVEN, 0, tasks=3, first=2), split(EVEN, 0, tasks=3, validation=0.25)
+    check_split(first, 2, 10, 1, [[0, 1], [2, 3]])
+    check_split(held, 3, 10, 1, [[0, 1], [2, 3], [4, 5]])
+    assert (len(first.data.test_y), len(held.data.test_y)) == (8, 18)
+    np.testing.assert_array_equal(first.data.test_x, EVEN.test_x[:8])
+    assert split(EVEN, 0, tasks=3, validation=0.25, per_class=5).ends[-1] == 30
+    assert shuffled(split(EVEN, 0, tasks=3, first=2), 0).marks.tolist() == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"first": 4}, "there are no first 4 of 3 tasks; choose between 1 and 3"),
+        ({"first": 0}, "first must be at least 1"),
+        ({"validation": 0.0}, "validation must be above 0 and below 1"),
+        ({"validation": 1}, "validation must be above 0 and below 1"),
+    ],
+)
+def test_a_part_that_cannot_be(options: dict[str, int], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        split(EVEN, 0, tasks=3, **options)
+    with pytest.raises(UserError, match="too few images"):
+        split(dataset([1, 1]), 0, tasks=2, validation=0.2)
 
 
 # The hash.

@@ -20,6 +20,7 @@ from gracecl.cli.resume import resume
 from gracecl.cli.run import run
 from gracecl.cli.study import study
 from gracecl.cli.theory import theory
+from gracecl.cli.tune import tune
 from gracecl.errors import UserError, plain_cautions, sentence
 from gracecl.registry import nearest
 from gracecl.registry.options import ALIASES
@@ -30,6 +31,7 @@ VERBS: dict[str, Callable[..., int | None]] = {
     "run": run,
     "resume": resume,
     "study": study,
+    "tune": tune,
     "report": report,
     "compare": compare,
     "keep": keep,

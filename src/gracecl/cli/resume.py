@@ -5,21 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 from gracecl.cli.ending import conclude, tell
-from gracecl.cli.values import number_of
+from gracecl.cli.values import Views, number_of
 from gracecl.errors import UserError
 from gracecl.registry import load_plugins
 
 
-def resume(folder: Path, /, data: Path | None = None, plugin: tuple[str, ...] = (), jobs: str = "auto") -> int:
+def resume(folder: Path, /, data: Path | None = None, plugin: tuple[str, ...] = (), log: Views = (), jobs: str = "auto") -> int:
     """Continue every unfinished run in a folder or below it.
 
     Args:
         folder: a run's folder, or one that holds runs
         data: folder of the data sets (default: where the run found them)
         plugin: modules or files that register what the run uses (default: those it was begun with)
+        log: also show the runs in TensorBoard, Weights & Biases or MLflow; one that was shown there goes on in its place
         jobs: runs at once, each in a process of its own and with the threads it was begun with; auto is as many as fit the cores
     """
     plugins = load_plugins(plugin)
+    from gracecl.runs import logs
     from gracecl.runs.jobs import run_all
     from gracecl.runs.run import Work
 
@@ -33,4 +35,8 @@ def resume(folder: Path, /, data: Path | None = None, plugin: tuple[str, ...] = 
         except UserError as error:
             damaged.append(str(error))
     code = tell(damaged)
-    return (conclude(folder, run_all(works, number_of(jobs))) or code) if works else code
+    if not works:
+        return code
+    with logs.logging(works, folder, log):
+        outcomes = run_all(works, number_of(jobs))
+    return conclude(folder, outcomes) or code

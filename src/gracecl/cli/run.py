@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from gracecl.cli.ending import conclude
-from gracecl.cli.values import number_of, seeds_of
+from gracecl.cli.values import Views, number_of, seeds_of
 from gracecl.errors import UserError
 from gracecl.registry import load_plugins
 from gracecl.registry.options import RunOptions, takes
@@ -29,7 +29,7 @@ def run(
     out: Path = Path("runs"),
     data: Path | None = None,
     plugin: tuple[str, ...] = (),
-    log: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = (),
+    log: Views = (),
     jobs: str = "auto",
     threads: int | None = None,
     **options: Any,

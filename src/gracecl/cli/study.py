@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gracecl.cli.ending import tell, verdict
-from gracecl.cli.values import number_of, seeds_of
+from gracecl.cli.values import Views, number_of, seeds_of
 from gracecl.errors import UserError
 from gracecl.registry import load_plugins
 
@@ -30,6 +30,7 @@ def study(
     out: Path | None = None,
     data: Path | None = None,
     plugin: tuple[str, ...] = (),
+    log: Views = (),
     jobs: str = "auto",
     threads: int | None = None,
     dry_run: bool = False,
@@ -54,6 +55,7 @@ def study(
             runs/NAME with --quick)
         data: folder of the data sets (default: $GRACECL_DATA)
         plugin: modules or files that register methods of your own
+        log: also show the runs in TensorBoard (files in OUT/tensorboard), Weights & Biases or MLflow (OUT/mlflow)
         jobs: runs at once, each in a process of its own; auto is as many as there are cores
         threads: of each run (default: the cores, shared out)
         dry_run: start nothing; say what is left to do and, from 20 steps of each configuration, what it would take here
@@ -61,6 +63,7 @@ def study(
     """
     plugins = load_plugins(plugin)
     from gracecl import report
+    from gracecl.runs import logs
     from gracecl.runs.jobs import run_all
     from gracecl.runs.run import Work
     from gracecl.studies import page
@@ -79,7 +82,8 @@ def study(
         print(f"{count} finished runs are taken from {place}")
     if dry_run:
         return tell_plan(works, number_of(jobs) or os.cpu_count() or 1)
-    outcomes = [] if as_is else run_all(works, number_of(jobs), threads)
+    with logs.logging(works, folder, () if as_is else log):
+        outcomes = [] if as_is else run_all(works, number_of(jobs), threads)
     beside = {work.folder: run.paper for work, run in zip(works, planned, strict=True)}
     finished, damaged = report.read_runs(work.folder for work in works if work.finished)
     if as_is and not finished:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from gracecl.errors import UserError
 from gracecl.registry.spec import parse_numbers
+
+Views = tuple[Literal["tensorboard", "wandb", "mlflow"], ...]
+"""what --log takes"""
 
 
 def only_run(folder: Path) -> Path:

@@ -1,14 +1,17 @@
-"""A training and a test part for sets that come without: the same on every machine and under every numpy."""
+"""A training and a test part for sets that come without, and parts of a set: the same on every machine and under every numpy."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from gracecl.data.dataset import Labels
+from gracecl.data.dataset import Data, Labels, channel_statistics
+from gracecl.errors import UserError
 
 
 def held_out(keys: Sequence[str], labels: Labels, fraction: float, seed: int) -> npt.NDArray[np.bool_]:
@@ -26,3 +29,29 @@ def held_out(keys: Sequence[str], labels: Labels, fraction: float, seed: int) ->
             count = min(max(count, 1), len(rows) - 1)
         chosen[rows[np.argsort(order[rows])[:count]]] = True
     return chosen
+
+
+def part_of(data: Data, classes: Labels, validation: float | None, seed: int) -> Data:
+    """The images of some classes, which keep their numbers. With `validation`, this share of their training images is in the place
+    of the test images.
+
+    No other image is looked at: mean and standard deviation are those of the training images that are left.
+    """
+    train = np.flatnonzero(np.isin(data.train_y, classes))
+    test, from_x, from_y = np.flatnonzero(np.isin(data.test_y, classes)), data.test_x, data.test_y
+    if validation is not None:
+        chosen = held_out([str(row) for row in train], data.train_y[train], validation, seed)
+        train, test, from_x, from_y = train[~chosen], train[chosen], data.train_x, data.train_y
+    if not len(train) or not len(test):
+        raise UserError(f"{data.name} has too few images of these classes to train on some and to evaluate on others; choose more")
+    images = data.train_x[torch.from_numpy(train)]
+    mean, std = channel_statistics(images.numpy())
+    return replace(
+        data,
+        train_x=images,
+        train_y=data.train_y[train],
+        test_x=from_x[torch.from_numpy(test)],
+        test_y=from_y[test],
+        mean=mean,
+        std=std,
+    )

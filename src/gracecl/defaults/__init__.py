@@ -48,6 +48,8 @@ SETTINGS = ("optimizer", "augment")
 """what an entry may say about the run"""
 ABOUT = ("streams", "memory", "source")
 """what an entry says about itself"""
+PROVENANCE = "provenance"
+"""the table of a file that says how it was made, for whoever reads it"""
 
 Entry = dict[str, Any]
 
@@ -175,6 +177,7 @@ def read(name: str) -> DefaultSet:
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"--defaults {name} is not a TOML file: {error}") from None
     streams = content.pop("streams", None)
+    content.pop(PROVENANCE, None)
     for method, listed in content.items():
         if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
             raise UserError(f"--defaults {name}: '{method}' is not an entry; begin each with [[method]], such as [[er]]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gracecl.report.runs import Run
@@ -43,12 +44,19 @@ def command(run: Run) -> str:
     """
     if imported := run.config.get("imported_from"):
         return shlex.join(["gracecl", "import", str(imported)])
-    words = ["gracecl", "run", str(run.config["method"])]
-    for name in OPTIONS:
-        words += _option(name, run.config.get(name))
-    words += ["--defaults", "none", "--seeds", str(run.config["seed"])]
+    words = ["gracecl", "run", str(run.config["method"]), *option_words(run.config), "--seeds", str(run.config["seed"])]
     for plugin in run.plugins:
         words += ["--plugin", plugin]
+    return as_typed(words)
+
+
+def option_words(config: Mapping[str, Any], defaults: str = "none") -> list[str]:
+    """The options of a configuration, as they are given to a command; those that it lacks come from a set of defaults."""
+    return [*(word for name in OPTIONS for word in _option(name, config.get(name))), "--defaults", defaults]
+
+
+def as_typed(words: Iterable[str]) -> str:
+    """Words as one line for a shell."""
     return " ".join(map(_quoted, words))
 
 

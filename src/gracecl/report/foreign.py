@@ -19,8 +19,8 @@ from typing import Any
 
 from gracecl.errors import UserError
 from gracecl.files import as_name, write_json, write_text
-from gracecl.report import write_run_report
 from gracecl.report.runs import RECORD
+from gracecl.report.write import write_run_report
 
 RULE = "reported"
 """the name of the inference rule, which is not known"""

@@ -206,6 +206,8 @@ class Tail:
             return
         noted = json.loads(self.note.read_bytes()) if self.note.is_file() else {}
         self.logged = noted.get("step", -1)
+        if (earlier := Path(noted.get("place", self.place))).is_dir():  # unless the folder was moved since
+            self.place = earlier
         config = read_sealed(self.folder / "config.json")
         name = "-".join(self.folder.parts[-3:])
         self.log = LOGS[self.kind](self.place, name, config, noted.get("known_as"))
@@ -228,7 +230,8 @@ class Tail:
                 self.log.scalars(step, values)
         if by_step:
             # The last step's evaluation may not be there yet, so that a later attempt looks at this step again.
-            write_json(self.note, {"step": max(by_step) - 1, "known_as": self.log.known_as})
+            note = {"step": max(by_step) - 1, "known_as": self.log.known_as, "place": str(self.place.resolve())}
+            write_json(self.note, note)
 
     def _finish(self) -> None:
         """Of a finished run: the matrix as a picture, and what it took."""

@@ -20,6 +20,7 @@ from gracecl.registry.options import RunOptions, by_name, takes
 from gracecl.registry.spec import with_option
 from gracecl.report.frames import evaluation_rows, frame, step_rows
 from gracecl.report.runs import measure
+from gracecl.runs import logs
 from gracecl.runs.run import Interrupted, RunConfig, Work
 from gracecl.runs.watch import LiveWatch, Watch, say
 from gracecl.streams import Stream
@@ -97,6 +98,7 @@ def run(
     plugins: Sequence[str] = (),
     threads: int | None = None,
     progress: bool = False,
+    log: str | Sequence[str] = (),
     **options: Any,
 ) -> Result:
     """Trains a method on a stream to its end, as the command `gracecl run` does, and returns what it found.
@@ -107,15 +109,21 @@ def run(
     A run in the folder `out` continues where it was when it is called again; without one nothing is kept but the result. `data` is
     the folder of the data sets, `defaults` the set of published values for options left open, `epochs` the passes over each task,
     `plugins` are modules or files that register what the run uses. With `progress` it shows what the command shows, else nothing.
+    `log` is "tensorboard", "wandb", "mlflow" or some of them: views that show the run while it goes on, with files in `out`.
     """
+    views = [log] if isinstance(log, str) else list(log)
+    if views and out is None:
+        raise UserError(f"log={log!r} shows a run that is kept; give out=FOLDER too")
     loaded = load_plugins(plugins)
     config, taken = configuration(method, defaults, epochs, **options)
     if progress and taken:
         say(taken)
     with tempfile.TemporaryDirectory(prefix="gracecl-") if out is None else nullcontext(out) as place:
-        work = Work.new(config, Path(place).expanduser(), data, loaded)
+        root = Path(place).expanduser()
+        work = Work.new(config, root, data, loaded)
         try:
-            folder = work.carry_out(LiveWatch() if progress else Watch(), threads)
+            with logs.logging([work], root, views):
+                folder = work.carry_out(LiveWatch() if progress else Watch(), threads)
         except Interrupted:
             if out is not None:
                 raise

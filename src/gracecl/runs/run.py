@@ -141,7 +141,7 @@ class Work:
             make_folder(self.folder)
         except OSError as error:
             raise UserError(f"cannot make the run's folder ({error}); choose another --out") from None
-        with _locked(self.folder):
+        with locked(self.folder):
             if not self.finished:
                 _train(replace(self, plugins=self._load_plugins()), watch or Watch(), threads)
         return self.folder
@@ -385,8 +385,8 @@ def stop_requests() -> Iterator[list[int]]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One process per run folder. The lock goes with the process, however that ends."""
+def locked(folder: Path) -> Iterator[None]:
+    """One process per folder. The lock goes with the process, however that ends."""
     try:
         file = open(folder / ".lock", "w")  # noqa: SIM115 (closed below)
     except OSError as error:

@@ -9,10 +9,11 @@ import numpy as np
 from gracecl import rng
 from gracecl.core import Ints
 from gracecl.data import Data
+from gracecl.data.splits import part_of
 from gracecl.errors import UserError
 from gracecl.machine import check_room
 from gracecl.registry import spec, streams
-from gracecl.registry.spec import AtLeast
+from gracecl.registry.spec import Above, AtLeast, Below
 from gracecl.streams import Stream, cut_into_batches
 
 
@@ -25,18 +26,28 @@ def split(
     batch: Annotated[int, AtLeast(1)] = 10,
     epochs: Annotated[int, AtLeast(1)] = 1,
     per_class: Annotated[int, AtLeast(1)] | None = None,
+    first: Annotated[int, AtLeast(1)] | None = None,
+    validation: Annotated[float, Above(0), Below(1)] | None = None,
 ) -> Stream:
     """Classes split into tasks in natural or seeded order; each task's images shuffled per run, in small batches, once.
 
-    With `per_class`, each run shows at most so many images of a class, chosen by its seed.
+    With `per_class`, each run shows at most so many images of a class, chosen by its seed. `first` keeps the first tasks alone.
+    `validation` holds out this share of each class's training images, chosen by the seed, and evaluates on them in place of the
+    test images. What is left out so is in no part of the stream, nor are pixels normalised by it.
     """
-    spec.check_options(split, "split", {"batch": batch, "epochs": epochs, "per_class": per_class})
+    given = {"batch": batch, "epochs": epochs, "per_class": per_class, "first": first, "validation": validation}
+    spec.check_options(split, "split", given)
     tasks = data.tasks if tasks is None else tasks
     if not 1 <= tasks <= data.classes:
         raise UserError(f"split: {data.classes} classes cannot make {tasks} tasks; choose between 1 and {data.classes}")
     task_of_class = np.empty(data.classes, np.int64)
     for task, members in enumerate(np.array_split(class_order(data.classes, order), tasks)):
         task_of_class[members] = task
+    if first is not None or validation is not None:
+        shown = tasks if first is None else first
+        if shown > tasks:
+            raise UserError(f"split: there are no first {shown} of {tasks} tasks; choose between 1 and {tasks}")
+        data, tasks = part_of(data, np.flatnonzero(task_of_class < shown), validation, seed), shown
     task_of_image = task_of_class[data.train_y]
 
     check_room(8 * epochs * len(data.train_y), f"the order of {epochs} epochs", "use fewer epochs")
