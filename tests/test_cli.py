@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import re
 import resource
 import subprocess
@@ -418,6 +419,32 @@ def test_an_edited_plugin_makes_another_run_and_does_not_continue_the_old_one(pl
     plugin.write_text(PLUGIN)
     assert gracecl("resume", first.parent)[0] == 0
     assert first.read_bytes() == numbers
+
+
+@pytest.mark.parametrize("name", ["mine.py", "parts.mine"])
+def test_what_a_plugin_imports_of_one_s_own_belongs_to_it(name: str, tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    for file, text in {
+        "mine.py": "import parts.losses",
+        "parts/__init__.py": "",
+        "parts/mine.py": "from . import losses",
+        "parts/losses.py": "from parts.numbers import RATE",
+        "parts/numbers.py": "RATE = 1",
+        "parts/unused.py": "",
+    }.items():
+        (tmp_path / file).write_text(text)
+    code = "import sys; from gracecl.registry import load_plugins, plugin_digest; print(plugin_digest(load_plugins(sys.argv[1:])))"
+
+    def digest() -> str:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+        command = [sys.executable, "-B", "-c", code, name]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+
+    before = digest()
+    (tmp_path / "parts/unused.py").write_text("OTHER = 1")
+    assert digest() == before
+    (tmp_path / "parts/numbers.py").write_text("RATE = 2")
+    assert digest() != before
 
 
 def test_a_plugin_takes_the_place_of_a_built_in_method_only_where_it_says_so(tmp_path: Path) -> None:

@@ -125,10 +125,27 @@ def export_metrics(run: Any) -> dict[str, float]:
         ({"accuracy": [[float("nan")]]}, "needs 1 percentages"),
         ({"accuracy": [[50.0], None]}, "needs the last row"),
         ({"accuracy": []}, "needs the last row"),
+        ({"accuracy": 3}, "needs 'accuracy' as a list of rows"),
+        ({"seed": 10**30}, "needs 'seed' as a whole number"),
+        ({"memory": "many"}, "needs 'memory' as a whole number"),
+        ({"seconds": "long"}, "needs 'seconds' as a number"),
+        ({"seconds": -1}, "needs 'seconds' as a number"),
     ],
 )
 def test_what_is_wrong_with_a_result(change: dict[str, Any], told: str) -> None:
     assert told in problem_of(FOREIGN | change)
+
+
+def test_names_that_lead_out_of_the_folder_stay_inside_and_digests_are_our_own(tmp_path: Path) -> None:
+    named = {"method": "..", "stream": "../..", "digests": {"method": "wrong"}}
+    (tmp_path / "their.json").write_text(json.dumps(FOREIGN | named), encoding="utf-8")
+    assert cli.call(["import", str(tmp_path / "their.json"), "--out", str(tmp_path / "a" / "b" / "out")]) == 0
+    [run] = find_runs(tmp_path)
+    assert run.path.is_relative_to(tmp_path / "a" / "b" / "out")
+    config = run.path / "config.json"
+    config.write_text(config.read_text(encoding="utf-8").replace('"seed": 0', '"seed": 1'), encoding="utf-8")
+    with pytest.raises(UserError, match="seed was changed by hand"):
+        find_runs(tmp_path)
 
 
 def test_files_that_hold_no_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

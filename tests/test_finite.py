@@ -33,10 +33,11 @@ def steep() -> Iterator[None]:
         """Replay with an accident."""
 
         step: int = BAD_STEP
+        every: bool = False
 
         def losses(self, out: Taps, batch: Batch) -> LossTable:
             nothing = (out.logits - out.logits.detach()).abs()
-            accident = nothing.sqrt() if batch.progress.step == self.step else nothing
+            accident = nothing.sqrt() if self.every or batch.progress.step == self.step else nothing
             return super().losses(out, batch) | {"ce/accident": accident.mean(dim=(1, 2))}
 
     yield
@@ -55,6 +56,18 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_its_step_and_the_che
     for again in (command, ["resume", folder]):
         assert gracecl(*again).sentence == said.sentence, "the same command fails in the same way"
         assert (folder / "checkpoint.safetensors").read_bytes() == saved
+
+
+def test_half_precision_does_not_leave_out_every_step_without_a_word(tmp_path: Path) -> None:
+    """Its scale of the loss is halved at each step that is left out; a run that learns nothing does not come to its end."""
+    said = gracecl("run", "steep(every=True)", "--precision", "fp16", *SMALL, "--out", tmp_path)
+    assert said.code == 2
+    assert "half precision scales the loss by less than 1 at step 16;" in said.sentence
+    assert not list(tmp_path.rglob("summary.json"))
+
+
+def test_half_precision_leaves_out_a_step_as_ever(tmp_path: Path) -> None:
+    assert gracecl("run", "steep", "--precision", "fp16", "--steps", "12", *SMALL, "--out", tmp_path).code == 0
 
 
 def test_a_layer_is_counted_as_it_is_tapped(tmp_path: Path) -> None:

@@ -496,6 +496,7 @@ def test_whatever_a_killed_process_half_wrote_is_written_again(tail: bytes, copy
     with open(copy / "metrics.jsonl", "ab") as file:
         file.write(tail)
     (copy / "checkpoint.safetensors.12345.part").write_bytes(b"half a checkpoint")
+    assert gracecl("report", copy, "--formats", "csv").code == 0
     go_on(copy)
     assert_same_run(copy, longer)
     assert not list(copy.glob("*.part")), "what the killed process left is still there"
@@ -510,7 +511,8 @@ def test_a_record_that_lacks_what_its_checkpoint_counts_on_is_refused(kept: floa
     if kept is not None:
         record.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
     before = {file: file.read_bytes() for file in copy.iterdir()}
-    for arguments in (["resume", copy], ["run", "er", "--eval-every", "9", *SMALL, "--out", copy.parents[3]]):
+    again = ["run", "er", "--eval-every", "9", *SMALL, "--out", copy.parents[3]]
+    for arguments in (["resume", copy], again, ["report", copy.parents[3]]):
         said = gracecl(*arguments)
         assert said.code == 2
         assert f"{record} is not the record that the checkpoint beside it was written with" in said.sentence
@@ -526,9 +528,10 @@ def test_a_record_with_one_other_digit_is_refused(copy: Path) -> None:
     whole = record.read_bytes()
     at = whole.index(b'"ce/all":[') + len(b'"ce/all":[')
     record.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-    said = gracecl("resume", copy)
-    assert said.code == 2
-    assert "(it was changed)" in said.sentence
+    for verb in ("resume", "report"):
+        said = gracecl(verb, copy)
+        assert said.code == 2
+        assert "(it was changed)" in said.sentence
 
 
 def test_a_refused_run_keeps_what_was_recorded_after_its_checkpoint(copy: Path) -> None:
@@ -766,6 +769,20 @@ def test_report_names_a_damaged_run_and_shows_the_others(file: str, three: list[
     assert str(first) in said.out
     assert str(last) in said.out
     assert str(broken) not in said.out
+
+
+def test_keep_compare_and_export_name_a_damaged_run_and_go_on_with_the_others(compared: tuple[Path, Said], tmp_path: Path) -> None:
+    shutil.copytree(compared[0], tmp_path / "out")
+    broken = runs_of(tmp_path / "out", "er()")[0]
+    (broken / "metrics.jsonl").write_bytes(b"{")
+    for words in (["keep", tmp_path / "out", tmp_path / "kept"], ["export", tmp_path / "out", tmp_path / "runs.csv"]):
+        said = gracecl(*words)
+        assert (said.code, said.out.split()[0]) == (2, "3"), "of four"
+        assert str(broken / "metrics.jsonl") in said.sentence
+    said = gracecl("compare", tmp_path / "out")
+    assert said.code == 2
+    assert str(broken / "metrics.jsonl") in said.sentence
+    assert "Nothing can be said about `grace(mose())` and `er()` from 1 seed" in said.out
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "null"])

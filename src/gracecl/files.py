@@ -24,6 +24,8 @@ DIGEST_BYTES = 16
 CHUNK_BYTES = 1 << 24
 DIGESTS = "digests"
 DIGITS_OF_A_VALUE = 8
+CHECKPOINT_FORMAT = "gracecl-2"
+"""the entry of a safetensors file's header that holds a digest and, after a colon, all that is no tensor, as JSON"""
 LONGEST_NAME = 255
 """bytes, of one folder or file"""
 
@@ -72,8 +74,26 @@ def make_folder(folder: Path) -> None:
 
 def as_name(expression: str) -> str:
     """An expression as the name of a folder, cut where no file system takes it whole: the hash below it tells runs apart."""
-    name = re.sub(r"[^A-Za-z0-9_.=+-]+", "-", expression.replace("()", "")).strip("-")
+    name = re.sub(r"[^A-Za-z0-9_.=+-]+", "-", expression.replace("()", "")).strip("-").lstrip(".") or "_"
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME // 2].rstrip("-")
+
+
+def without_nul(path: str | Path) -> Path:
+    """A path that a system can have."""
+    if "\0" in str(path):
+        raise UserError(f"the path {str(path)!r} holds a NUL, which no path has; leave it out")
+    return Path(path)
+
+
+def read_note(path: Path) -> str:
+    """The text of a small file that may not be there."""
+    try:
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise UserError(f"{path} is damaged: it is not text; write into it what it held, or delete it")
+    return text
 
 
 def write_text(path: Path, text: str) -> None:
@@ -160,6 +180,26 @@ class Written(NamedTuple):
     digest: str
 
     @classmethod
+    def by(cls, checkpoint: Path) -> Written | None:
+        """What a run's checkpoint counts on in the record beside it; None where that cannot be read."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(checkpoint, framework="np") as file:
+                _, _, tree = (file.metadata() or {})[CHECKPOINT_FORMAT].partition(":")
+            return cls.of(dict(dict(json.loads(tree)["dict"])["record"]["dict"]))
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError):
+            return None
+
+    @classmethod
+    def of(cls, values: Any) -> Written | None:
+        """From its fields as JSON has them; None if it has not."""
+        match values:
+            case {"bytes": int(number), "digest": str(digest)}:
+                return cls(number, digest)
+        return None
+
+    @classmethod
     def to(cls, path: Path) -> Written:
         """All that a file holds; nothing if there is none."""
         data = path.read_bytes() if path.is_file() else b""
@@ -175,6 +215,14 @@ class Written(NamedTuple):
         if len(data) < self.bytes:
             return f"it has {len(data)} bytes of {self.bytes}"
         return "" if str(Digest().add(data)) == self.digest else "it was changed"
+
+    def check(self, path: Path) -> None:
+        """Refuses a record that does not begin with what the checkpoint beside it counts on."""
+        if why := self.missing(path):
+            raise UserError(
+                f"{path} is not the record that the checkpoint beside it was written with ({why}); "
+                "put it back from a copy, or delete the checkpoint to start this run anew"
+            )
 
 
 def finite(value: Any) -> Any:

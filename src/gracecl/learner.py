@@ -29,6 +29,7 @@ from gracecl.runs.trainer import check_marks
 from gracecl.streams import Stream
 
 F = TypeVar("F", bound=Callable[..., Any])
+MOST_TASKS = 1_000_000
 Images = Tensor | npt.NDArray[Any]
 Labels = Tensor | npt.NDArray[Any] | Sequence[int]
 
@@ -195,11 +196,13 @@ class Learner:
             if y is None:
                 raise UserError("the labels are missing; call evaluate(x, y), or evaluate(stream)")
             images, labels = self._images(x), self._labels(y)
-            numbers = np.zeros(len(labels), np.int64) if tasks is None else _whole_numbers(tasks, "tasks")
-            if not len(images) == len(labels) == len(numbers):
-                raise UserError(f"{len(images)} images came with {len(labels)} labels and {len(numbers)} tasks; give one per image")
-            if numbers.min() < 0:
-                raise UserError(f"tasks are counted from 0, and one of them is {numbers.min()}")
+            named = np.zeros(len(labels), np.int64) if tasks is None else _whole_numbers(tasks, "tasks")
+            if not len(images) == len(labels) == len(named):
+                raise UserError(f"{len(images)} images came with {len(labels)} labels and {len(named)} tasks; give one per image")
+            wrong = named[(named < 0) | (named >= MOST_TASKS)]
+            if len(wrong):
+                raise UserError(f"tasks are numbers from 0 to {MOST_TASKS - 1:,}, and one of them is {wrong[0]}")
+            numbers = named.astype(np.int64)
         right = 100.0 * (self.predict(images, rule) == labels)
         with np.errstate(invalid="ignore"):
             per_task = np.bincount(numbers, weights=right) / np.bincount(numbers)
@@ -279,18 +282,19 @@ class Learner:
             raise UserError(
                 f"label {wrong[0]} is not one of the declared classes 0 to {self.classes - 1}; declare more with classes="
             )
-        return labels
+        return labels.astype(np.int64)
 
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(1 <= value < 1 << 31)
 
 
-def _whole_numbers(values: Labels, what: str) -> Ints:
+def _whole_numbers(values: Labels, what: str) -> npt.NDArray[Any]:
+    """Of whichever type they are: one that is too large for ours is still the number that it is."""
     numbers = _array(values.detach().cpu().numpy() if isinstance(values, Tensor) else values, what)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
         raise UserError(f"{what} must be a list of whole numbers, not {numbers.dtype} of shape {list(numbers.shape)}")
-    return numbers.astype(np.int64)
+    return numbers
 
 
 def _array(values: Any, what: str) -> npt.NDArray[Any]:

@@ -14,6 +14,8 @@ from gracecl.errors import UserError
 
 MOST_THREADS = 1024
 """beyond it thread pools of some systems end the process"""
+COPIES, BYTES_OF_A_WEIGHT = 4, 4
+"""of weights while they are trained: themselves, gradients, and two moments of Adam"""
 
 
 def memory() -> int:
@@ -44,6 +46,11 @@ def check_room(needed: int, what: str, remedy: str, room: int | None = None) -> 
     there = memory() if room is None else room
     if needed > there:
         raise UserError(f"{what} would take {_in_words(needed)}, and there are {_in_words(there)}; {remedy}")
+
+
+def check_training(weights: int, what: str, remedy: str) -> None:
+    """Refuses weights that cannot be trained here."""
+    check_room(COPIES * BYTES_OF_A_WEIGHT * weights, f"training the {weights:,} weights of {what}", remedy)
 
 
 def check_threads(number: int) -> None:

@@ -172,6 +172,11 @@ def flipped(at: int, bit: int) -> Damage:
     return lambda data: data[: at % len(data)] + bytes([data[at % len(data)] ^ 1 << bit]) + data[at % len(data) + 1 :]
 
 
+def header_flipped(at: int, bit: int) -> Damage:
+    """One bit of a safetensors file is another before its tensors begin: in the length of the header, or in the header."""
+    return lambda data: flipped(at % (8 + int.from_bytes(data[:8], "little")), bit)(data)
+
+
 def cut(at: int) -> Damage:
     """Only so many bytes are left, counted modulo the length."""
     return lambda data: data[: at % len(data)]
@@ -232,7 +237,8 @@ class Damaged:
         return self._reported
 
 
-RESUMED = ("config.json", "metrics.jsonl", "checkpoint.safetensors")
+CHECKPOINT = "checkpoint.safetensors"
+RESUMED = ("config.json", "metrics.jsonl", CHECKPOINT)
 REPORTED = ("config.json", "metrics.jsonl", "summary.json", "timing.json")
 
 
@@ -241,6 +247,12 @@ def random_damages(number: int, seed: int) -> Iterator[Damage]:
     for count in range(number):
         at = draw.randrange(1 << 30)
         yield flipped(at, draw.randrange(8)) if count % 3 else cut(at)
+
+
+def random_flips(number: int, seed: int) -> Iterator[Damage]:
+    draw = random.Random(seed)
+    for _ in range(number):
+        yield header_flipped(draw.randrange(1 << 30), draw.randrange(8))
 
 
 def table(counts: dict[str, Counter[str]]) -> str:
@@ -263,6 +275,10 @@ def main() -> None:
         damaged = Damaged.prepare(made)
         for name in RESUMED:
             counts[f"{name} damaged, resume"] = Counter(damaged.resume(name, damage) for damage in random_damages(60 // every, 1))
+        flips = random_flips(200 // every, 3)
+        counts[f"{CHECKPOINT} with a flipped bit in its header, resume"] = Counter(
+            damaged.resume(CHECKPOINT, flip) for flip in flips
+        )
         for name in REPORTED:
             counts[f"{name} damaged, report"] = Counter(damaged.report(name, damage) for damage in random_damages(60 // every, 2))
     sys.stdout.write(table(counts) + "\n")

@@ -9,12 +9,28 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from machine import GOOD, REPORTED, RESUMED, Count, Damage, Damaged, Machine, cut, flipped, full_disks, kills, power_cuts
+from machine import (
+    CHECKPOINT,
+    GOOD,
+    REPORTED,
+    RESUMED,
+    Count,
+    Damage,
+    Damaged,
+    Machine,
+    cut,
+    flipped,
+    full_disks,
+    header_flipped,
+    kills,
+    power_cuts,
+)
 
 from gracecl import Learner, UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 DAMAGES = st.one_of(st.builds(flipped, st.integers(0, 1 << 30), st.integers(0, 7)), st.builds(cut, st.integers(0, 1 << 30)))
+HEADER_FLIPS = st.builds(header_flipped, st.integers(0, 1 << 30), st.integers(0, 7))
 TRIES = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 
@@ -51,7 +67,25 @@ def test_a_damaged_file_of_a_run(what: Literal["resume", "report"], name: str, d
     check()
 
 
-def test_a_damaged_file_of_a_learner(tmp_path_factory: pytest.TempPathFactory, count: Count) -> None:
+def test_a_flipped_bit_in_the_header_of_a_checkpoint(damaged: Damaged, count: Count) -> None:
+    @settings(TRIES, max_examples=200)
+    @given(HEADER_FLIPS)
+    def check(flip: Damage) -> None:
+        outcome = damaged.resume(CHECKPOINT, flip)
+        count(f"{CHECKPOINT} with a flipped bit in its header, resume", outcome)
+        assert outcome in GOOD
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("kind", "damages"),
+    [("a learner's file damaged, load", DAMAGES), ("a learner's file with a flipped bit in its header, load", HEADER_FLIPS)],
+    ids=["anywhere", "header"],
+)
+def test_a_damaged_file_of_a_learner(
+    kind: str, damages: st.SearchStrategy[Damage], tmp_path_factory: pytest.TempPathFactory, count: Count
+) -> None:
     x, y = np.random.default_rng(0).integers(0, 256, (10, 1, 8, 8), dtype=np.uint8), np.arange(10) % 4
     ours = Learner("er", classes=4, shape=(1, 8, 8), memory=20, net="mlp(width=8)", device="cpu")
     ours.learn(x, y)
@@ -60,16 +94,16 @@ def test_a_damaged_file_of_a_learner(tmp_path_factory: pytest.TempPathFactory, c
     whole = file.read_bytes()
 
     @settings(TRIES, max_examples=400)
-    @given(DAMAGES)
+    @given(damages)
     def check(damage: Damage) -> None:
         file.write_bytes(damage(whole))
         try:
             back = Learner.load(file, device="cpu")
         except UserError:
-            count("a learner's file damaged, load", "refused")
+            count(kind, "refused")
             return
         same = all(torch.equal(value, back.net.state_dict()[name]) for name, value in ours.net.state_dict().items())
-        count("a learner's file damaged, load", "identical" if same else "silent")
+        count(kind, "identical" if same else "silent")
         assert same
 
     check()

@@ -3,16 +3,18 @@
     python tests/mutants [--at-once N] [words of a file or a text ...]
 
 Each runs in a child of this process, which has torch and pytest loaded already. The unchanged source runs first: its tests must
-pass.
+pass. What was found is noted in a file, so that a run that was stopped goes on; the notes hold for one state of source and tests.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from listed import MUTANTS, SOURCE, TESTS, Mutant
 
 FOUND, SURVIVED = 1, 0
 """what pytest ends with"""
+NOTES = Path("runs") / "mutants.txt"
 
 
 class Trial:
@@ -65,19 +68,57 @@ class Trial:
         return found
 
 
+class Notes:
+    """Which errors were found so far, in a file; those of another state of source and tests are dropped."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, state = file, state_of_the_tree()
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+        self.found = set(lines[1:]) if lines[:1] == [state] else set[str]()
+        if lines[:1] != [state]:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{state}\n", encoding="utf-8")
+
+    def add(self, mutant: Mutant) -> None:
+        self.found.add(str(mutant))
+        with open(self.file, "a", encoding="utf-8") as file:
+            file.write(f"{mutant}\n")
+
+
+def state_of_the_tree() -> str:
+    """A digest of all that the outcome depends on."""
+    files = sorted(
+        file for root in (SOURCE, TESTS) for file in root.rglob("*") if file.is_file() and "__pycache__" not in file.parts
+    )
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file}\0".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def table(chosen: Sequence[Mutant], found: set[str]) -> str:
+    """How many errors were made in each part of the library, and how many were found."""
+    made = Counter(mutant.part for mutant in chosen)
+    seen = Counter(mutant.part for mutant in chosen if str(mutant) in found)
+    rows = [(f"`{part}`", made[part], seen[part]) for part in sorted(made)] + [("all", made.total(), seen.total())]
+    return "\n".join(["| part | errors | found |", "|---|---:|---:|", *(f"| {part} | {n} | {k} |" for part, n, k in rows)])
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="*", help="only mutants whose line holds all of these")
     parser.add_argument("--at-once", type=int, default=2, help="processes side by side")
     parser.add_argument("--sure", action="store_true", help="the tests are known to pass without any mutant")
+    parser.add_argument("--notes", type=Path, default=NOTES, help="file of what was found so far")
     given = parser.parse_args(arguments)
-    chosen = [mutant for mutant in MUTANTS if all(word in str(mutant) for word in given.words)]
-    if not given.sure:
-        plain = Trial(None, sorted({test for mutant in chosen for test in mutant.tests}))
+    chosen, notes = [mutant for mutant in MUTANTS if all(word in str(mutant) for word in given.words)], Notes(given.notes)
+    waiting = [mutant for mutant in reversed(chosen) if str(mutant) not in notes.found]
+    if not given.sure and waiting:
+        plain = Trial(None, sorted({test for mutant in waiting for test in mutant.tests}))
         if plain.end(os.waitpid(plain.process, 0)[1]):
             print("the tests fail without any mutant")
             return 1
-    waiting, running, found = list(reversed(chosen)), dict[int, Trial](), 0
+    running = dict[int, Trial]()
     while waiting or running:
         while waiting and len(running) < given.at_once:
             mutant = waiting.pop()
@@ -85,9 +126,11 @@ def main(arguments: Sequence[str]) -> int:
             running[trial.process] = trial
         process, status = os.wait()
         if process in running:
-            found += running.pop(process).end(status)
-    print(f"{found} of {len(chosen)} mutants were found")
-    return 0 if found == len(chosen) else 1
+            trial = running.pop(process)
+            if trial.end(status) and trial.mutant is not None:
+                notes.add(trial.mutant)
+    print(table(chosen, notes.found))
+    return 0 if all(str(mutant) in notes.found for mutant in chosen) else 1
 
 
 if __name__ == "__main__":

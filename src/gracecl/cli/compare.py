@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gracecl.cli.ending import tell
+
 
 def compare(
     names: tuple[str, ...],
@@ -12,7 +14,7 @@ def compare(
     metric: str = "acc",
     rule: str | None = None,
     out: Path | None = None,
-) -> None:
+) -> int:
     """Say whether methods differ, on the seeds they share: intervals, tests, effect sizes, seeds needed, and a sentence each.
 
     The first NAME is what the others are compared with. A name is a folder of runs, or a method among the runs below --runs; a
@@ -31,7 +33,8 @@ def compare(
     from gracecl.report.select import select
 
     comparing.check_metric(metric)
-    selections = select(names, runs, rule)
+    damaged: list[str] = []
+    selections = select(names, runs, rule, damaged)
     found = comparing.compare(comparing.against_first(selections), metric)
     over = comparing.over_settings([group for selection in selections for group in selection], metric)
     console = Console()
@@ -45,3 +48,4 @@ def compare(
     if out is not None:
         comparing.write(out, found, over)
         print(f"{out / 'compare.md'}, compare.json and compare.png hold it")
+    return tell(list(dict.fromkeys(damaged)))

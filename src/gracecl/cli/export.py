@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from gracecl.cli.ending import tell
 from gracecl.cli.values import only_run
 from gracecl.errors import UserError
 
 
-def export(source: str, file: Path, /, what: Literal["runs", "evaluations", "steps"] = "runs", rule: str | None = None) -> None:
+def export(source: str, file: Path, /, what: Literal["runs", "evaluations", "steps"] = "runs", rule: str | None = None) -> int:
     """Write runs as a table (.csv, .parquet), or a run's learner as a model (.safetensors, .pt2, .onnx), by the file's name.
 
     Args:
@@ -25,10 +26,12 @@ def export(source: str, file: Path, /, what: Literal["runs", "evaluations", "ste
         from gracecl.report import find_runs
         from gracecl.report.frames import write_table
 
-        print(f"{write_table(find_runs(folder), file, what, rule):,} rows are in {file}")
-        return
+        damaged: list[str] = []
+        print(f"{write_table(find_runs(folder, damaged), file, what, rule):,} rows are in {file}")
+        return tell(damaged)
     from gracecl.runs.export import MODELS, export_run
 
     if file.suffix not in MODELS:
         raise UserError(f"the name of {file} must end in .csv, .parquet or {', '.join(MODELS)}")
     print(export_run(only_run(folder), file, rule))
+    return 0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gracecl.cli.ending import tell
 
-def keep(folder: Path, to: Path, /, every: int = 50) -> None:
+
+def keep(folder: Path, to: Path, /, every: int = 50) -> int:
     """Copy what is worth keeping of the finished runs below a folder: configuration, results, and a thinned record; no weights.
 
     A study that finds such a copy in its folder uses it as if it had made the run itself.
@@ -17,5 +19,6 @@ def keep(folder: Path, to: Path, /, every: int = 50) -> None:
     """
     from gracecl.report.keep import keep_runs
 
-    kept = keep_runs(folder, to, every)
+    kept, damaged = keep_runs(folder, to, every)
     print(f"{len(kept)} runs are kept in {to}")
+    return tell(damaged)

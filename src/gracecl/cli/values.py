@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from gracecl.errors import UserError
-from gracecl.registry.spec import parse_numbers
+from gracecl.registry.spec import LONGEST_NUMBER, parse_numbers
 
 Views = tuple[Literal["tensorboard", "wandb", "mlflow"], ...]
 """what --log takes"""
@@ -24,9 +24,9 @@ def number_of(jobs: str) -> int | None:
     """What --jobs asks for; None leaves the choice to us."""
     if jobs == "auto":
         return None
-    if not jobs.isdecimal() or int(jobs) < 1:
+    if not jobs.isdecimal() or not jobs.strip("0"):
         raise UserError(f"--jobs must be auto or a whole number of at least 1, not '{jobs}'")
-    return int(jobs)
+    return int(jobs[:LONGEST_NUMBER])  # a longer one is as impossible
 
 
 def seeds_of(text: str) -> list[int]:

@@ -59,7 +59,7 @@ def mmap_limit(mmap_bytes: int | None) -> int:
     text = os.environ.get("GRACECL_MMAP_BYTES", str(MMAP_BYTES))
     try:
         return int(float(text))
-    except ValueError:
+    except (ValueError, OverflowError):
         raise UserError(f"GRACECL_MMAP_BYTES must be a number of bytes, not '{text}'") from None
 
 

@@ -17,6 +17,7 @@ from gracecl.data.pixels import Extent, FilePixels, header
 from gracecl.data.source import Contents, some
 from gracecl.data.splits import held_out
 from gracecl.errors import Caution, UserError
+from gracecl.files import without_nul
 
 ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 TEST_FOLDERS = ("test", "val")
@@ -43,9 +44,7 @@ def from_folder(
     first image) and its centre is kept. If all images are grey they stay so, else all become RGB. `root` is where the
     decoded copy is kept (see `load`).
     """
-    if "\0" in str(path):
-        raise UserError(f"the path {str(path)!r} holds a NUL, which no path has; leave it out")
-    place = Path(path).expanduser().resolve()
+    place = without_nul(path).expanduser().resolve()
     if not place.is_dir():
         raise UserError(f"there is no folder {place}")
     if not 0 < test_fraction < 1:

@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from gracecl.files import without_nul
+
 CACHE_NAME = ".gracecl-cache"
 
 
@@ -21,7 +23,7 @@ def user_cache() -> Path:
 def data_root(root: str | Path | None = None) -> Path:
     """`root`, else $GRACECL_DATA, else a folder in the user's cache."""
     chosen = root or os.environ.get("GRACECL_DATA") or user_cache() / "data"
-    return Path(chosen).expanduser().resolve()
+    return without_nul(chosen).expanduser().resolve()
 
 
 def cache_folder(root: Path) -> Path:

@@ -26,10 +26,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from gracecl.errors import UserError
+from gracecl.files import without_nul
 from gracecl.methods.base import Method, Wrapper
 from gracecl.registry import methods, nearest, normal, spec
 from gracecl.registry.spec import Call
@@ -164,9 +164,11 @@ def read(name: str) -> DefaultSet:
         text = (resources.files(__name__) / f"{name}.toml").read_text(encoding="utf-8")
     elif name.endswith(".toml"):
         try:
-            text = Path(name).read_text(encoding="utf-8")
+            text = without_nul(name).read_text(encoding="utf-8")
         except FileNotFoundError:
             raise UserError(f"--defaults {name}: there is no such file") from None
+        except UnicodeDecodeError:
+            raise UserError(f"--defaults {name} is not a TOML file: it is not UTF-8") from None
     else:
         known = [*sets(), NONE]
         raise UserError(

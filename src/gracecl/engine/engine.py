@@ -16,7 +16,7 @@ from torch import Tensor
 from gracecl import rng
 from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch
 from gracecl.engine.assemble import assemble
-from gracecl.engine.finite import check_weights
+from gracecl.engine.finite import check_scale, check_weights
 from gracecl.engine.fit import Fit
 from gracecl.engine.update import Update, observations, split
 from gracecl.errors import UserError
@@ -233,6 +233,7 @@ class Engine:
     def check_finite(self) -> None:
         """Refuses gradients and weights that are not numbers, before anything is made of them."""
         self.update.norms.check()
+        check_scale(self.scaler, self.progress.step)
         check_weights(self.net, self.progress.step)
 
     def state_dict(self) -> dict[str, Any]:

@@ -41,6 +41,15 @@ class Norms:
                         raise error
 
 
+def check_scale(scaler: torch.amp.GradScaler, step: int) -> None:
+    """Half precision leaves out a step whose gradients are not finite, and scales the loss by half as much from then on."""
+    if scaler.is_enabled() and scaler.get_scale() < 1:
+        raise UserError(
+            f"so many steps were left out, as their gradients were not finite, that half precision scales the loss by less than 1 "
+            f"at step {step}; {REMEDY}"
+        )
+
+
 def check_losses(rows: dict[str, list[float]], step: int) -> None:
     """A loss that is not finite is an error: the weights are lost, and all that follows would mean nothing."""
     for row, values in rows.items():

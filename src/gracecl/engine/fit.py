@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gracecl import rng
 from gracecl.core import LossTable, Selection, total
-from gracecl.engine.finite import REMEDY, Norms
+from gracecl.engine.finite import REMEDY, Norms, check_scale
 from gracecl.engine.update import descend
 from gracecl.errors import UserError
 from gracecl.functional import optim
@@ -84,6 +84,8 @@ class Fit:
             lambda scale: objective.backward(scale),  # type: ignore[no-untyped-call]
             lambda: self._clip(params),
         )
+        if self.at % self.norms.every == 0:
+            check_scale(self.scaler, self.at)
         self.at += 1
 
     def _clip(self, params: list[torch.nn.Parameter]) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gracecl.core import Batch, LossTable, Taps, is_loss, is_penalty, total
-from gracecl.engine.finite import REMEDY, Norms, check_losses
+from gracecl.engine.finite import REMEDY, Norms, check_losses, check_scale
 from gracecl.errors import UserError
 from gracecl.functional.losses import entropy
 from gracecl.methods.base import Method
@@ -60,6 +60,8 @@ class Update:
         self.in_hand = batch
         descend(self.params, self.optimizer, self.scaler, lambda scale: self.method.backward(data, scale), after_backward)
         self.in_hand = None
+        if batch.progress.step % self.norms.every == 0:
+            check_scale(self.scaler, batch.progress.step)
         with torch.no_grad():
             self.method.after_step(out, batch)
             attributes = self.method.attributes(out, batch)

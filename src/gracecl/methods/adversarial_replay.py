@@ -60,7 +60,7 @@ class AdversarialReplay(SeparateForwards, Method):
     """how far a pixel may move, of a range of 1"""
     step_size: float | None = None
     """how far one step of the attack moves a pixel; None is the radius"""
-    attack_steps: Annotated[int, AtLeast(0)] = 2
+    attack_steps: Annotated[int, Within(0, 1000)] = 2
     """steps of the attack"""
     momentum: float = 1.0
     """of the attack's direction"""

@@ -38,7 +38,7 @@ from gracecl.memory.knn_shapley import adversarial_values, balanced_draws, excha
 from gracecl.methods.er import ER
 from gracecl.nets.scoring import features_of
 from gracecl.registry import methods
-from gracecl.registry.spec import AtLeast
+from gracecl.registry.spec import AtLeast, Within
 
 FEWEST_PER_CLASS = 2
 
@@ -50,7 +50,7 @@ class ASER(ER):
 
     neighbours: Annotated[int, AtLeast(1)] = 3
     """K, the neighbours that vote"""
-    per_class: Annotated[float, AtLeast(1)] | None = None
+    per_class: Annotated[float, Within(1, 1_000_000)] | None = None
     """n_c, images per class in a candidate or evaluation set, rounded down; None is 2, or more where that gives too few to choose
     from: enough for twice n_recall candidates. In the update None leaves a quarter of a class's share of memory to be replaced"""
     retrieval: Literal["asvm", "asv", "neg_sv", "random"] = "asvm"

@@ -43,7 +43,7 @@ from gracecl.nets.heads import CosineHead, HeldRows
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.teacher import Teacher
 from gracecl.registry import methods
-from gracecl.registry.spec import Above, AtLeast
+from gracecl.registry.spec import Above, AtLeast, Within
 
 COSINE_EPSILON = 1e-12
 
@@ -55,13 +55,13 @@ class CCIL(SeparateForwards, Replay):
 
     strength: Annotated[float, AtLeast(0)] = 5.0
     """λ, of the distillation before it grows with the classes met; the program's for ImageNet is 600"""
-    power: float = 0.66
+    power: Annotated[float, Within(-10, 10)] = 0.66
     """how it grows with classes met / classes of the task"""
     temperature: Annotated[float, Above(0)] = 2.0
     """T, which teacher and net are softened by"""
     later_rate: Annotated[float, Above(0)] = 0.1
     """the part of the learning rate that tasks after the first use"""
-    self_distillation: Annotated[int, AtLeast(0)] = 0
+    self_distillation: Annotated[int, Within(0, 10_000)] = 0
     """passes over memory at the end of the first task, with a copy of the net as teacher"""
     self_weight: Annotated[float, AtLeast(0)] = 10.0
     """of the distillation in these"""

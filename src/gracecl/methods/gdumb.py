@@ -50,7 +50,7 @@ from gracecl.registry.spec import Above, AtLeast, Within
 class GDumb(Method):
     """GDumb: keep a class-balanced memory, and train from scratch on it whenever predictions are wanted."""
 
-    epochs: Annotated[int, AtLeast(1)] = 256
+    epochs: Annotated[int, Within(1, 10_000)] = 256
     """over the memory before each evaluation: what a prediction costs"""
     batch: Annotated[int, AtLeast(1)] = 16
     """images per mini-batch of that training"""

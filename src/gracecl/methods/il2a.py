@@ -50,7 +50,7 @@ from gracecl.methods.replay import Replay
 from gracecl.nets.tapped import StackedLinear, TappedNet
 from gracecl.nets.teacher import Teacher
 from gracecl.registry import methods
-from gracecl.registry.spec import Above, AtLeast
+from gracecl.registry.spec import Above, AtLeast, Within
 
 
 @methods.register("il2a")
@@ -58,7 +58,7 @@ from gracecl.registry.spec import Above, AtLeast
 class IL2A(Replay):
     """IL2A: mixes of two new classes are extra classes, and old classes are kept as Gaussians of features that train the head."""
 
-    mix_times: Annotated[int, AtLeast(0)] = 4
+    mix_times: Annotated[int, Within(0, 100)] = 4
     """how often each new image is offered to be mixed with another"""
     concentration: Annotated[float, Above(0)] = 20.0
     """shares of mixes are drawn from Beta(concentration, concentration)"""
@@ -70,7 +70,7 @@ class IL2A(Replay):
     """of the cross-entropy on old classes' Gaussians"""
     spread: Annotated[float, AtLeast(0)] = 2.5
     """γ, the factor of their covariances"""
-    n_prototypes: Annotated[int, AtLeast(1)] = 64
+    n_prototypes: Annotated[int, Within(1, 100_000)] = 64
     """old classes drawn at each step, the same possibly more than once"""
     kd_weight: Annotated[float, AtLeast(0)] = 10.0
     """of the distance from the features that the last task's net has"""

@@ -28,7 +28,7 @@ from gracecl.errors import UserError
 from gracecl.memory import Memories
 from gracecl.methods.base import Method, Wrapper
 from gracecl.registry import methods
-from gracecl.registry.spec import AtLeast
+from gracecl.registry.spec import Within
 
 
 @methods.register("multi_update")
@@ -38,7 +38,7 @@ class MultiUpdate(Wrapper):
 
     inner: Method = "mose()"  # type: ignore[assignment]
     """the method whose step is shared out"""
-    updates: Annotated[int, AtLeast(1)] = 4
+    updates: Annotated[int, Within(1, 1000)] = 4
     """U, optimizer steps in place of each of the inner method's; a divisor or a multiple of its number of views"""
 
     @property

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl.core import Progress, Taps
+from gracecl.machine import check_room
 from gracecl.memory import Memories
 from gracecl.methods.closed_form import ClosedForm
 from gracecl.nets.tapped import TappedNet
@@ -37,6 +38,7 @@ from gracecl.registry.spec import Above, AtLeast
 
 RIDGES = [10.0**power for power in range(-8, 9)]
 HELD_OUT_EVERY = 5
+BYTES_OF_A_DOUBLE = 8
 RIDGE_OF_FIRST_IMAGES = 1.0
 """where none was held out yet"""
 
@@ -58,6 +60,8 @@ class RanPAC(ClosedForm):
         super().attach(net, memories)
         device, size = net.classifier.weight.device, self.projections
         parts = 1 if self.ridge is not None else 2  # images to regress from, and those held out to choose the ridge by
+        numbers = net.layers * size * (net.width + parts * (size + net.classes))
+        check_room(BYTES_OF_A_DOUBLE * numbers, f"{size} projections", "use fewer projections")
         self.projection = torch.randn(net.layers, net.width, size, dtype=torch.float64).to(device)
         self.gram = torch.zeros(parts, net.layers, size, size, dtype=torch.float64, device=device)
         self.prototypes = torch.zeros(parts, net.layers, size, net.classes, dtype=torch.float64, device=device)

@@ -29,7 +29,7 @@ from gracecl.functional.augment import View
 from gracecl.functional.rand_augment import RandAugment
 from gracecl.methods.base import Method, Wrapper
 from gracecl.registry import methods
-from gracecl.registry.spec import AtLeast, Within
+from gracecl.registry.spec import Within
 
 
 @methods.register("rar")
@@ -39,11 +39,11 @@ class RAR(Wrapper):
 
     inner: Method = "er(reduction='sum_of_means')"  # type: ignore[assignment]
     """the method whose steps are repeated"""
-    iterations: Annotated[int, AtLeast(1)] = 10
+    iterations: Annotated[int, Within(1, 1000)] = 10
     """K, steps per batch of the stream; the paper compares 1, 2, 5, 10 and 20"""
     augmentation: Literal["randaugment", "run"] = "randaugment"
     """what replaces the run's augmentation: RandAugment, or nothing (EMA's base: rar(er(), iterations=3, augmentation='run'))"""
-    operations: Annotated[int, AtLeast(0)] = 1
+    operations: Annotated[int, Within(0, 100)] = 1
     """P, operations of RandAugment on each image"""
     magnitude: Annotated[float, Within(0, 30)] = 14
     """Q, their strength from 0 to 30"""

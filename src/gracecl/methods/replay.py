@@ -14,7 +14,7 @@ from gracecl.memory import Memories
 from gracecl.methods.base import Method
 from gracecl.nets.class_means import class_means, nearest_mean
 from gracecl.nets.tapped import TappedNet
-from gracecl.registry.spec import AtLeast
+from gracecl.registry.spec import AtLeast, Within
 
 
 @dataclass(eq=False, repr=False)
@@ -23,7 +23,7 @@ class Replay(Method):
 
     n_recall: Annotated[int, AtLeast(0)] = 64
     """images drawn from memory at each step"""
-    mem_iters: Annotated[int, AtLeast(1)] = field(default=1, kw_only=True)
+    mem_iters: Annotated[int, Within(1, 1000)] = field(default=1, kw_only=True)
     """optimizer steps on each batch of the stream, each with images drawn anew; the batch is stored once"""
     inference: Literal["linear", "ncm"] = field(default="linear", kw_only=True)
     """predict by the head, or by the nearest class mean of the memory's features"""

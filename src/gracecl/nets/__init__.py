@@ -6,7 +6,7 @@ import torch
 
 from gracecl.errors import UserError
 from gracecl.functional.augment import Pixels
-from gracecl.machine import check_room
+from gracecl.machine import check_training
 from gracecl.nets.module import ModuleBackbone, tap
 from gracecl.nets.tapped import Backbone, TappedNet
 from gracecl.nets.trunk import TrunkOptions, take_options
@@ -17,8 +17,6 @@ __all__ = ["Backbone", "ModuleBackbone", "TappedNet", "TrunkOptions", "build", "
 PAPER_TAPS = 4
 COUNTED = ("mlp", "resnet18", "vit")
 """nets whose weights are counted before they are made; others come from elsewhere and have their size"""
-COPIES = 4
-"""of the weights while they are trained: themselves, gradients, and two moments of Adam"""
 
 
 def build(expression: str, shape: tuple[int, int, int], classes: int, pixels: Pixels, taps: int | None = None) -> TappedNet:
@@ -32,11 +30,20 @@ def build(expression: str, shape: tuple[int, int, int], classes: int, pixels: Pi
     call, trunk_options = take_options(spec.parse_call(expression))
     given = shape, taps if taps is not None else PAPER_TAPS, taps is None
     if normal(call.name) in COUNTED:
-        with torch.device("meta"), torch.random.fork_rng(devices=[]):  # nothing is allocated there
-            planned = TappedNet(spec.construct(nets, call, *given), classes)
-        weights = sum(weight.numel() for weight in planned.parameters())
-        check_room(COPIES * 4 * weights, f"training the {weights:,} weights of {expression}", "use a smaller net")
+        check_training(weights_of(call, given, classes), expression, "use a smaller net")
     backbone: Backbone = spec.construct(nets, call, *given)
     net = TappedNet(backbone, classes, pixels)
     trunk_options.apply(net, shape, call.name)
     return net
+
+
+def weights_of(call: spec.Call, given: tuple[tuple[int, int, int], int, bool], classes: int) -> int:
+    """How many weights a net would have; nothing is allocated for it."""
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            planned = TappedNet(spec.construct(nets, call, *given), classes)
+        return sum(weight.numel() for weight in planned.parameters())
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        return 1 << 63  # more than can be counted

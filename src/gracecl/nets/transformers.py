@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from gracecl.errors import UserError
+from gracecl.machine import check_training
 from gracecl.nets.module import MODEL_ERRORS, ModuleBackbone, first_line, optional_package
 from gracecl.nets.tapped import Backbone
 from gracecl.registry import nets
-from gracecl.registry.spec import AtLeast
+from gracecl.registry.spec import AtLeast, Within
+
+WEIGHTS_OF_A_BLOCK = 12
+"""times the square of the width: four maps of attention, and two of four times the width"""
 
 
 @nets.register("transformers")
@@ -22,7 +26,7 @@ def transformers(
     kind: Literal["vit", "deit", "beit", "dinov2"] = "vit",
     patch: Annotated[int, AtLeast(1)] = 4,
     width: Annotated[int, AtLeast(1)] = 192,
-    depth: Annotated[int, AtLeast(1)] = 12,
+    depth: Annotated[int, Within(1, 1000)] = 12,
     heads: Annotated[int, AtLeast(1)] = 3,
     at: list[str] | None = None,
 ) -> Backbone:
@@ -31,6 +35,8 @@ def transformers(
     With `pretrained=False` only the folder's configuration is read. Nothing is downloaded. `at` names modules to tap; without it
     the last block and evenly spaced ones before it are.
     """
+    if path is None:
+        check_training(WEIGHTS_OF_A_BLOCK * depth * width**2, f"transformers(width={width}, depth={depth})", "use a smaller net")
     package = optional_package("transformers", "vit", "transformers(...)")
     folder = Path(path).expanduser() if path is not None else None
     if folder is not None and not (folder / "config.json").is_file():

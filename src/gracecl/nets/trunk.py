@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gracecl.errors import UserError
+from gracecl.machine import check_training
 from gracecl.nets.mode import in_mode
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import spec
@@ -114,6 +115,9 @@ def adapt(net: TappedNet, shape: tuple[int, int, int], name: str, rank: int, sca
         raise UserError(
             f"lora has nothing to adapt: {name} calls no linear layers for the queries and values of attention; use freeze=True"
         )
+    layers = [layer for layer in used if isinstance(layer, nn.Linear)]
+    weights = rank * sum(layer.in_features + layer.out_features for layer in layers)
+    check_training(weights, f"adapters of rank {rank}", "use a smaller rank")
     for module, child in found:
         linear = module.get_submodule(child)
         if isinstance(linear, nn.Linear) and linear in used:

@@ -104,6 +104,8 @@ class Registry:
 
 _plugins: dict[str, str] = {}
 """plugins that were loaded, each with a digest of its source as it then was"""
+_sources: dict[Path, bytes] = {}
+"""what their files held when they were loaded"""
 
 
 def load_plugins(names: Iterable[str]) -> tuple[str, ...]:
@@ -128,10 +130,10 @@ def _load_plugin(name: str) -> str:
             if name not in _plugins:
                 _plugins[name] = _digest(Path(getattr(module, "__file__", None) or ""))
             return name
-        digest = _digest(file)
-        if _plugins.get(str(file)) != digest or f"gracecl_plugin_{file.stem}" not in sys.modules:
+        if _sources.get(file) != (source := file.read_bytes()) or f"gracecl_plugin_{file.stem}" not in sys.modules:
             _execute(file)
-            _plugins[str(file)] = digest
+            _sources[file] = source
+            _plugins[str(file)] = _digest(file)
         return str(file)
     except UserError:
         raise
@@ -158,9 +160,46 @@ def _execute(file: Path) -> None:
 
 
 def _digest(file: Path) -> str:
-    """Of a module's file, or of all files of a package; of nothing where there is no source."""
-    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file] if file.is_file() else []
-    return hashlib.sha256(b"\0".join(part.read_bytes() for part in files)).hexdigest()
+    """Of a module's file, or of all files of a package, and of the user's other modules that they import.
+
+    Of nothing where there is no source.
+    """
+    own = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file] if file.is_file() else []
+    found, waiting = set(own), list(own)
+    while waiting:
+        new = _imported_by(waiting.pop()) - found
+        found |= new
+        waiting += new
+    texts = [*map(_source, own), *sorted(map(_source, found - set(own)))]
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()
+
+
+def _source(file: Path) -> bytes:
+    if file not in _sources:
+        _sources[file] = file.read_bytes()
+    return _sources[file]
+
+
+def _imported_by(file: Path) -> set[Path]:
+    """Files of loaded modules that a file imports, but for Python's own, those of installed packages and of this one."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(_source(file))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {node.module or "", *(f"{node.module or ''}.{alias.name}".strip(".") for alias in node.names)}
+    loaded = [Path(place) for module in [*sys.modules.values()] if (place := getattr(module, "__file__", None))]
+    installed = (Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[1])
+    wanted = {
+        "/".join(parts[:depth]) for parts in (name.split(".") for name in names if name) for depth in range(1, len(parts) + 1)
+    }
+    return {
+        place
+        for place in loaded
+        if place.suffix == ".py"
+        and any(place.as_posix().endswith((f"/{name}.py", f"/{name}/__init__.py")) for name in wanted)
+        and not any(place.is_relative_to(root) for root in installed)
+    }
 
 
 def _registered_names(node: ast.ClassDef | ast.FunctionDef) -> list[str]:

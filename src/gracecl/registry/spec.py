@@ -15,7 +15,6 @@ import inspect
 import math
 import operator
 import re
-import sys
 import types
 import typing
 from collections.abc import Callable
@@ -32,6 +31,8 @@ LONGEST_NUMBER = 18
 """digits of a whole number that fits into 64 bits"""
 LARGEST = 1 << 63
 """that whole numbers stay below, of either sign"""
+LARGEST_FLOAT = 1e38
+"""that numbers do not exceed, of either sign: single precision has no larger ones"""
 DEEPEST = 50
 """methods inside methods, or added to one another"""
 
@@ -285,7 +286,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin is not None:
         return isinstance(value, origin)
     if hint is float:
-        return _is_number(value) and abs(value) <= sys.float_info.max
+        return _is_number(value) and abs(value) <= LARGEST_FLOAT
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST
     return isinstance(value, hint)
@@ -301,7 +302,7 @@ def _wanted(hint: Any, value: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_wanted(option, value) for option in typing.get_args(hint))
     if hint is float and _is_number(value):
-        return "a finite number"
+        return f"a number of at most {LARGEST_FLOAT:g}" if LARGEST_FLOAT < abs(value) < math.inf else "a finite number"
     if hint is int and isinstance(value, int) and not isinstance(value, bool):
         return f"a whole number below {LARGEST}"
     names = {int: "a whole number", float: "a number", bool: "True or False", str: "a word in quotes", type(None): "None"}

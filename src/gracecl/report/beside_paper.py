@@ -53,7 +53,7 @@ def column_for(runs: Sequence[Run], wanted: str) -> Column | None:
         return Column(*chosen[0]) if len(chosen) == 1 and chosen[0] in known else None
     dataset = next(iter(datasets), DATASETS["cifar100"])
     choices = sorted(memory for name, memory in known if name == dataset)
-    if not wanted.isdecimal() or int(wanted) not in choices:
+    if wanted not in map(str, choices):
         raise UserError(f"--paper must be auto, none or a memory that the paper has on {dataset}: {', '.join(map(str, choices))}")
     return Column(dataset, int(wanted))
 

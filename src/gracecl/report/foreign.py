@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from gracecl.errors import UserError
-from gracecl.files import as_name, write_json, write_text
-from gracecl.report.runs import RECORD
+from gracecl.files import DIGESTS, as_name, write_sealed, write_text
+from gracecl.report.runs import RECORD, SETTINGS
 from gracecl.report.write import write_run_report
 
+NEEDED = ("method", "stream", "seed")
 RULE = "reported"
 """the name of the inference rule, which is not known"""
 
@@ -61,10 +62,12 @@ def problem_of(result: Any) -> str:
     """What is wrong with a result; empty if nothing is."""
     if not isinstance(result, dict):
         return "is no object with method, stream, seed and accuracy"
-    kinds = {"method": str, "stream": str, "seed": int, "accuracy": list}
-    for name, kind in kinds.items():
-        if not isinstance(result.get(name), kind) or isinstance(result[name], bool):
-            return f"needs '{name}' as {({str: 'text', int: 'a whole number', list: 'a list of rows'})[kind]}"
+    if not isinstance(result.get("accuracy"), list):
+        return "needs 'accuracy' as a list of rows"
+    if wrong := [name for name, fits in SETTINGS.items() if name in (*NEEDED, *result) and not fits(result.get(name))]:
+        return f"needs '{wrong[0]}' as {'text' if wrong[0] in ('method', 'stream', 'rule') else 'a whole number'}"
+    if "seconds" in result and not (_is_number(result["seconds"]) and result["seconds"] >= 0):
+        return "needs 'seconds' as a number"
     rows = result["accuracy"]
     for task, row in enumerate(rows, start=1):
         if row is not None and (not isinstance(row, list) or len(row) != task or not all(map(_is_percent, row))):
@@ -72,16 +75,20 @@ def problem_of(result: Any) -> str:
     return "" if rows and rows[-1] is not None else "needs the last row of 'accuracy'"
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _is_percent(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and 0 <= value <= 100
+    return _is_number(value) and 0 <= value <= 100
 
 
 def write(folder: Path, result: dict[str, Any], file: Path) -> None:
     """The result as a finished run's folder."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = result["accuracy"]
-    config = {name: value for name, value in result.items() if name not in ("accuracy", "seconds")}
-    write_json(folder / "config.json", config | {"rule": RULE, "tasks": len(rows), "imported_from": file.name})
+    config = {name: value for name, value in result.items() if name not in ("accuracy", "seconds", DIGESTS)}
+    write_sealed(folder / "config.json", config | {"rule": RULE, "tasks": len(rows), "imported_from": file.name})
     evaluations = [
         {"kind": "eval", "step": task, "task": task, "task_end": True, "accuracy": {RULE: row}}
         for task, row in enumerate(rows)
@@ -89,5 +96,5 @@ def write(folder: Path, result: dict[str, Any], file: Path) -> None:
     ]
     write_text(folder / RECORD, "".join(json.dumps(line) + "\n" for line in evaluations))
     timing = {"steps": len(rows)} | ({"train_seconds": result["seconds"]} if "seconds" in result else {})
-    write_json(folder / "timing.json", timing)
+    write_sealed(folder / "timing.json", timing)
     write_run_report(folder)

@@ -13,21 +13,26 @@ from gracecl.report.runs import RECORD, SUMMARY, read_run, read_summary
 WHOLE = ("config.json", "accuracy.json", "timing.json")
 
 
-def keep_runs(source: Path, to: Path, every: int) -> list[Path]:
+def keep_runs(source: Path, to: Path, every: int) -> tuple[list[Path], list[str]]:
     """Copies the finished runs below a folder, each to the same place below another; of steps every `every`-th record stays.
 
-    A study reads them like its own runs and does not carry them out again.
+    A study reads them like its own runs and does not carry them out again. A run that cannot be read is left out; there is a
+    sentence about each of these.
     """
     if not source.is_dir():
         raise UserError(f"there is no folder {source}")
     if every < 1:
         raise UserError(f"--every must be at least 1, not {every}")
-    kept = []
+    kept, damaged = [], []
     for file in sorted(source.rglob(SUMMARY)):
         folder = file.parent
         if (result := read_summary(folder)) is None:
             continue  # not finished
-        read_run(folder)  # refuses a record that is not what the run wrote
+        try:
+            read_run(folder)  # refuses a record that is not what the run wrote
+        except UserError as error:
+            damaged.append(str(error))
+            continue
         place = to / folder.relative_to(source)
         place.mkdir(parents=True, exist_ok=True)
         for name in WHOLE:
@@ -36,9 +41,9 @@ def keep_runs(source: Path, to: Path, every: int) -> list[Path]:
         write_text(place / RECORD, thinned(folder / RECORD, every))
         write_sealed(place / SUMMARY, result | {"record": Written.to(place / RECORD)._asdict()})
         kept.append(place)
-    if not kept:
+    if not kept and not damaged:
         raise UserError(f"{source} holds no finished run; finish some with 'gracecl resume {source}'")
-    return kept
+    return kept, damaged
 
 
 def thinned(record: Path, every: int) -> str:

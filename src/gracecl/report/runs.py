@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gracecl.errors import UserError
-from gracecl.files import Written, read_sealed
+from gracecl.files import Written, read_note, read_sealed
 from gracecl.functional.metrics import ANYTIME_METRICS, MATRIX_METRICS, Array
 
 Record = dict[str, Any]
 
-RECORD, SUMMARY = "metrics.jsonl", "summary.json"
+RECORD, SUMMARY, TIMING, CHECKPOINT = "metrics.jsonl", "summary.json", "timing.json", "checkpoint.safetensors"
 REQUIRED_SETTINGS = ("method", "stream", "seed", "rule")
 REQUIRED_FIELDS = {
     "step": ("step", "task", "rows"),
@@ -34,14 +34,31 @@ REQUIRED_FIELDS = {
 """what each kind of record must have; kinds that are not listed belong to someone else and are passed over"""
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and -1 <= value < 1 << 62
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62)
+
+
+def _or_nothing(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or fits(value)
+
+
+def _are_numbers(value: Any) -> bool:
+    """`{name: number or null}`."""
+    return isinstance(value, dict) and all(map(_or_nothing(_is_number), value.values()))
 
 
 def _are_rows(value: Any) -> bool:
     """`{name: [number or null, …]}`."""
     lists = list(value.values()) if isinstance(value, dict) else [None]
-    return all(isinstance(row, list) and all(item is None or isinstance(item, int | float) for item in row) for row in lists)
+    return all(isinstance(row, list) and row and all(map(_or_nothing(_is_number), row)) for row in lists)
 
 
 FIELDS: dict[str, Callable[[Any], bool]] = {
@@ -51,14 +68,18 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "rows": _are_rows,
     "accuracy": _are_rows,
     "values": _are_rows,
+    "ece": _are_numbers,
+    "nll": _are_numbers,
 }
 """what the fields of a record are"""
 SETTINGS: dict[str, Callable[[Any], bool]] = {
-    "method": lambda value: isinstance(value, str),
-    "stream": lambda value: isinstance(value, str),
+    "method": _is_text,
+    "stream": _is_text,
     "seed": _is_whole,
-    "rule": lambda value: isinstance(value, str),
-    "tasks": lambda value: value is None or _is_whole(value),
+    "rule": _is_text,
+    "tasks": _or_nothing(_is_whole),
+    "memory": _or_nothing(_is_whole),
+    "parameters": _or_nothing(_is_whole),
 }
 """what those settings are that a report reads"""
 
@@ -73,17 +94,13 @@ class Run:
     evals: list[Record]
     tasks: list[Record]
     timing: Record
+    plugins: list[str] = field(default_factory=list)
+    """modules and files that register what the run uses, as it noted them"""
 
     @property
     def rule(self) -> str:
         """The headline inference rule: the one the run's method predicts with."""
         return str(self.config["rule"])
-
-    @property
-    def plugins(self) -> list[str]:
-        """Modules and files that register what the run uses, as it noted them."""
-        noted = self.path / "plugins"
-        return noted.read_text(encoding="utf-8").splitlines() if noted.is_file() else []
 
     @property
     def title(self) -> str:
@@ -137,7 +154,7 @@ class Run:
     def finished(self) -> bool:
         """Whether the run came to its end. A run that knows its number of tasks (in its settings or in the stream's
         expression) has evaluated after each of them; one that does not has written its timing."""
-        written_out = re.search(r"\btasks=(\d+)", str(self.config["stream"]))
+        written_out = re.search(r"\btasks=(\d{1,9})\b", str(self.config["stream"]))
         planned = self.config.get("tasks") or (written_out and int(written_out[1]))
         if planned:
             return any(record["task_end"] and record["task"] == planned - 1 for record in self.evals)
@@ -193,21 +210,26 @@ def read_run(path: str | Path, record: Written | None = None) -> Run:
         raise UserError(f"{folder / 'config.json'} is not a run's: it lacks {', '.join(missing)}")
     if wrong := [name for name, fits in SETTINGS.items() if name in config and not fits(config[name])]:
         raise UserError(f"{folder / 'config.json'} is damaged: its {wrong[0]} is {config[wrong[0]]!r}")
-    record = record or _finished_with(folder)
+    record = record or Written.of((read_summary(folder) or {}).get("record"))
     if record and record != Written.to(folder / RECORD):
         raise UserError(
             f"{folder / RECORD} is not the record that the run wrote; "
             "put it back from a copy, or delete the run's folder and run it again"
         )
+    if record is None and (kept := Written.by(folder / CHECKPOINT)):  # of a run that is not finished
+        kept.check(folder / RECORD)
     records = _read_records(folder / RECORD)
-    timing = folder / "timing.json"
+    timing = read_sealed(folder / TIMING) if (folder / TIMING).is_file() else {}
+    if not _are_numbers(timing):
+        raise UserError(f"{folder / TIMING} is damaged: it holds other things than numbers")
     return Run(
         path=folder,
         config=config,
         steps=_by_step(record for record in records if record["kind"] == "step"),
         evals=_by_step(record for record in records if record["kind"] == "eval"),
         tasks=_by_step(record for record in records if record["kind"] == "task"),
-        timing=read_sealed(timing) if timing.is_file() else {},
+        timing=timing,
+        plugins=read_note(folder / "plugins").splitlines(),
     )
 
 
@@ -229,7 +251,7 @@ def find_folders(root: str | Path) -> list[Path]:
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
     begun = {file.parent for file in folder.rglob("config.json")} | taken_over(folder)
-    found = [place for place in begun if (place / RECORD).is_file() or (place / SUMMARY).is_file()]
+    found = [place for place in begun if any((place / name).is_file() for name in (RECORD, SUMMARY, CHECKPOINT))]
     return sorted(found, key=lambda place: (place.parent, len(place.name), place.name))
 
 
@@ -244,9 +266,13 @@ def taken_over(folder: Path) -> set[Path]:
     return found
 
 
-def find_runs(root: str | Path) -> list[Run]:
-    """Every run in `root` and below, by folder and seed."""
-    return list(map(read_run, find_folders(root)))
+def find_runs(root: str | Path, damaged: list[str] | None = None) -> list[Run]:
+    """Every run in `root` and below, by folder and seed. One that cannot be read is an error, or a sentence in a list of them."""
+    if damaged is None:
+        return list(map(read_run, find_folders(root)))
+    runs, sentences = read_runs(find_folders(root))
+    damaged += sentences
+    return runs
 
 
 def read_summary(folder: Path) -> Record | None:
@@ -256,12 +282,6 @@ def read_summary(folder: Path) -> Record | None:
     except (OSError, UserError):
         return None
     return found if "metrics" in found else None
-
-
-def _finished_with(folder: Path) -> Written | None:
-    """The record of a finished run; None where none is known."""
-    found = (read_summary(folder) or {}).get("record")
-    return Written(**found) if found else None
 
 
 def _by_step(records: Iterable[Record]) -> list[Record]:
@@ -291,7 +311,10 @@ def _read_records(path: Path) -> list[Record]:
             raise UserError(f"line {number} of {path} is damaged; put it back from a copy, or delete the run's folder") from None
         kind = record.get("kind") if isinstance(record, dict) else None
         if isinstance(kind, str) and kind in REQUIRED_FIELDS:
-            if not all(name in record and FIELDS[name](record[name]) for name in REQUIRED_FIELDS[kind]):
+            whole = all(name in record for name in REQUIRED_FIELDS[kind]) and all(
+                fits(record[name]) for name, fits in FIELDS.items() if name in record
+            )
+            if not whole or (kind == "eval" and record["task"] < 0):
                 raise UserError(
                     f"line {number} of {path} is no {kind} record: it needs {', '.join(REQUIRED_FIELDS[kind])}; resume the run or "
                     "delete its folder"

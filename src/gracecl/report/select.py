@@ -12,11 +12,14 @@ from gracecl.report.groups import Group, group_apart
 from gracecl.report.runs import Run, find_runs
 
 
-def select(names: Sequence[str], root: Path, rule: str | None = None) -> list[list[Group]]:
-    """The groups that each name means, under one inference rule if it is given; a single folder is a selection per method."""
+def select(names: Sequence[str], root: Path, rule: str | None = None, damaged: list[str] | None = None) -> list[list[Group]]:
+    """The groups that each name means, under one inference rule if it is given; a single folder is a selection per method.
+
+    A run that cannot be read is an error, or a sentence in the list `damaged`.
+    """
     if not names:
         raise UserError("name what to compare: folders of runs, or methods among those below --runs, the first against the others")
-    chosen = {name: runs_of(name, root) for name in dict.fromkeys(names)}
+    chosen = {name: runs_of(name, root, damaged) for name in dict.fromkeys(names)}
     selections = group_apart(chosen)
     for name, selection in zip(chosen, selections, strict=True):
         if not selection:
@@ -42,13 +45,13 @@ def folder_of(name: str) -> Path:
     return found[0]
 
 
-def runs_of(name: str, root: Path) -> list[Run]:
+def runs_of(name: str, root: Path, damaged: list[str] | None = None) -> list[Run]:
     """The runs in the folder of that name, or of the method below `root`."""
     if Path(name).is_dir():
-        return find_runs(name)
+        return find_runs(name, damaged)
     if not root.is_dir():
         raise UserError(f"there is no folder {name}, and no folder {root} to look for a method in; say where with --runs")
-    found = find_runs(root)
+    found = find_runs(root, damaged)
     methods = list(dict.fromkeys(str(run.config["method"]) for run in found))
     wanted = name if name in methods else in_full(name)
     if wanted not in methods:

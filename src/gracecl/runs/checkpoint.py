@@ -19,11 +19,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gracecl.errors import UserError
-from gracecl.files import Digest, chunk_digests, replacing
+from gracecl.files import CHECKPOINT_FORMAT, Digest, chunk_digests, replacing, without_nul
 
 log = logging.getLogger(__name__)
 
-FORMAT, WITHOUT_DIGEST = "gracecl-2", "gracecl-1"
+WITHOUT_DIGEST = "gracecl-1"
 DIGEST = "digest"
 
 
@@ -32,15 +32,17 @@ def save(path: Path, state: dict[str, Any]) -> None:
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_take_tensors(state, tensors))
     # One entry, because safetensors writes several in any order, and equal states are to give equal files.
-    write_atomically(path, lambda beside: save_file(tensors, beside, metadata={FORMAT: f"{_digest(tensors, tree)}:{tree}"}))
+    write_atomically(
+        path, lambda beside: save_file(tensors, beside, metadata={CHECKPOINT_FORMAT: f"{_digest(tensors, tree)}:{tree}"})
+    )
 
 
 def load(path: Path, remedy: str = "delete it to start this run anew") -> dict[str, Any]:
     """The state that `save` wrote, with every tensor on the host."""
     try:
-        header, tensors = _read(path)
-        if FORMAT in header:
-            digest, _, tree = header[FORMAT].partition(":")
+        header, tensors = _read(without_nul(path))
+        if CHECKPOINT_FORMAT in header:
+            digest, _, tree = header[CHECKPOINT_FORMAT].partition(":")
             _compare(digest, tensors, tree)
         elif header.get("format") == WITHOUT_DIGEST:
             log.warning("%s was written by an earlier version without a digest, and is taken as it is", path)
@@ -90,7 +92,7 @@ def _digest(tensors: dict[str, Tensor], tree: str = "") -> str:
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     """Calls `write` on a temporary path and renames the result into place; a full disk leaves what was there before."""
     try:
-        with replacing(path) as beside:
+        with replacing(without_nul(path)) as beside:
             write(beside)
     except (OSError, SafetensorError) as error:
         raise UserError(

@@ -41,11 +41,8 @@ class Recorder:
         The rest is dropped when something is written, so that a run which is refused leaves the record as it was.
         """
         make_folder(path.parent)
-        if kept is not None and (why := kept.missing(path)):
-            raise UserError(
-                f"{path} is not the record that the checkpoint beside it was written with ({why}); "
-                "put it back from a copy, or delete the checkpoint to start this run anew"
-            )
+        if kept is not None:
+            kept.check(path)
         self.path = path
         self._file = open(path, "ab")  # noqa: SIM115 (closed by close())
         self._bytes, self._digest = 0, Digest()

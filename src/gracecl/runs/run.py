@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -25,11 +25,11 @@ from torch import nn
 from gracecl import __version__, registry, report, streams
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
-from gracecl.files import Written, as_name, make_folder, read_sealed, sealed, write_text
+from gracecl.files import Written, as_name, make_folder, read_note, read_sealed, sealed, without_nul, write_text
 from gracecl.functional.augment import normalisation
 from gracecl.machine import check_threads, forget_peak, peak_memory
 from gracecl.registry import spec
-from gracecl.registry.options import OF_THE_DATA, RunOptions
+from gracecl.registry.options import OF_THE_DATA, Layout, RunOptions
 from gracecl.runs import checkpoint
 from gracecl.runs.recipe import Recipe, device_of, layout_of
 from gracecl.runs.recorder import Recorder
@@ -87,7 +87,7 @@ class Work:
     def new(cls, config: RunConfig, out: Path, data_root: str | Path | None = None, plugins: tuple[str, ...] = ()) -> Work:
         """A configuration in its place below `out`, where an earlier attempt may have begun it."""
         config = replace(config.canonical(), plugin_code=registry.plugin_digest(plugins))
-        return cls(config, config.folder(out), data_root, plugins)
+        return cls(config, config.folder(without_nul(out)), data_root, plugins)
 
     @classmethod
     def begun(cls, folder: Path, data_root: str | Path | None = None, plugins: tuple[str, ...] = ()) -> Work:
@@ -103,15 +103,14 @@ class Work:
             raise UserError(f"{error}; {AGAIN}") from None
         except (KeyError, TypeError):
             raise UserError(f"{file} is damaged: a setting is missing; {AGAIN}") from None
-        place = config.folder(Path()).parts[-2:]
-        if re.fullmatch("[0-9a-f]{8}", folder.resolve().parent.name) and folder.resolve().parts[-2:] != place:
+        named = config.folder(Path()).parts[-2:]
+        if re.fullmatch("[0-9a-f]{8}", folder.resolve().parent.name) and folder.resolve().parts[-2:] != named:
             raise UserError(
-                f"{file} is not the configuration of its folder, which would be called {'/'.join(place)}: a setting was changed by "
+                f"{file} is not the configuration of its folder, which would be called {'/'.join(named)}: a setting was changed by "
                 f"hand; put the old value back; {AGAIN}"
             )
-        noted = {name: folder / name for name in ("data_root", "plugins")}
-        texts = {name: file.read_text(encoding="utf-8") if file.exists() else "" for name, file in noted.items()}
-        return cls(config, folder, data_root or texts["data_root"] or None, plugins or tuple(texts["plugins"].splitlines()))
+        place = data_root or read_note(folder / "data_root") or None
+        return cls(config, folder, place, plugins or tuple(read_note(folder / "plugins").splitlines()))
 
     @property
     def finished(self) -> bool:
@@ -143,7 +142,12 @@ class Work:
             raise UserError(f"cannot make the run's folder ({error}); choose another --out") from None
         with locked(self.folder):
             if not self.finished:
-                _train(replace(self, plugins=self._load_plugins()), watch or Watch(), threads)
+                try:
+                    _train(replace(self, plugins=self._load_plugins()), watch or Watch(), threads)
+                except SystemExit as end:  # of a plugin; it would pass for a run that came to its end
+                    raise UserError(
+                        f"the run's own code asked to end the program (SystemExit: {end.code}); what was saved before is intact"
+                    ) from None
         return self.folder
 
     def _load_plugins(self) -> tuple[str, ...]:
@@ -191,23 +195,15 @@ def _train(work: Work, watch: Watch, threads: int | None) -> None:
     for left in (*folder.rglob("*.part"), *folder.glob(".tmp*")):  # of a process that was killed while it wrote
         left.unlink()
     saved = folder / "checkpoint.safetensors"
-    state = checkpoint.load(saved) if saved.exists() else None
-    if state is not None and "trainer" not in state:
-        raise UserError(f"{saved} is not the checkpoint of a run; delete it to start this run anew")
-    if state is not None and "record" not in state:
-        raise UserError(
-            f"{saved} was written by an earlier version of gracecl, which did not note how far its record went; "
-            "finish the run with the version that config.json names, or delete the checkpoint to start it anew"
-        )
-    kept = Written(**state["record"]) if state else None
+    state = _load_checkpoint(saved) if saved.exists() else None
     if state is not None:
         _compare(config, state["config"], saved)
     begun = replace(config, layout=state["layout"]) if state else work.in_its_layout()
     forget_peak()
-    trainer = build(begun, folder / "metrics.jsonl", work.data_root, kept)
+    trainer = build(begun, folder / "metrics.jsonl", work.data_root, Written.of(state["record"]) if state else None)
     if trainer.engine.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(trainer.engine.device)
-    begun_with = state.get("threads") if state else work.threads
+    begun_with = state["threads"] if state else work.threads
     with closing(trainer.recorder), with_threads(begun_with or threads or torch.get_num_threads()):
         if state is not None:
             _restore(trainer, state, saved)
@@ -220,15 +216,39 @@ def _train(work: Work, watch: Watch, threads: int | None) -> None:
     report.write_run_report(folder, record)
 
 
+def _load_checkpoint(saved: Path) -> dict[str, Any]:
+    """What `_finish` saved, every part of its kind."""
+    state = checkpoint.load(saved)
+    if not isinstance(state, dict) or "trainer" not in state:
+        raise UserError(f"{saved} is not the checkpoint of a run; delete it to start this run anew")
+    if "record" not in state:
+        raise UserError(
+            f"{saved} was written by an earlier version of gracecl, which did not note how far its record went; "
+            "finish the run with the version that config.json names, or delete the checkpoint to start it anew"
+        )
+    readable = {
+        "record": Written.of(state["record"]) is not None,
+        "config": isinstance(state.get("config"), dict),
+        "stream_hash": isinstance(state.get("stream_hash"), str),
+        "threads": isinstance(state.get("threads"), int),
+        "layout": state.get("layout") in get_args(Layout),
+    }
+    if wrong := [name for name, good in readable.items() if not good]:
+        raise UserError(f"{saved} is damaged: its {wrong[0]} is not readable; delete it to start this run anew")
+    return state
+
+
 def _restore(trainer: Trainer, state: dict[str, Any], saved: Path) -> None:
     """Puts the trainer where the checkpoint was made."""
     if state["stream_hash"] != trainer.stream.hash:
         raise UserError(f"the data changed since {saved} was written, so the run cannot continue; start it anew in another --out")
     try:
         trainer.load_state_dict(state["trainer"])
-    except (KeyError, ValueError, RuntimeError):
+        trainer.done  # noqa: B018 (a step that is no number fails here)
+    except Exception as error:  # noqa: BLE001 (whatever another state may lead to)
         raise UserError(
-            f"{saved} belongs to another configuration than its config.json; delete it to start this run anew"
+            f"{saved} belongs to another configuration than its config.json ({type(error).__name__}: {error}); "
+            "delete it to start this run anew"
         ) from None
 
 

@@ -8,7 +8,10 @@ import numpy as np
 
 from gracecl import rng
 from gracecl.core import NO_TASK, Ints
+from gracecl.machine import check_room
 from gracecl.streams import Stream, cut_into_batches
+
+BYTES_OF_A_POSITION = 8
 
 
 def shuffled(stream: Stream, extra: int) -> Stream:
@@ -17,6 +20,7 @@ def shuffled(stream: Stream, extra: int) -> Stream:
     size = int(np.diff(stream.ends, prepend=0).max())  # the last batch of a task may be smaller
     first = images[rng.generator(stream.seed, "iid order").permutation(len(images))]
     ends = cut_into_batches(len(first), size)
+    check_room(BYTES_OF_A_POSITION * extra * len(ends), f"the order of {extra} more images per step", "use a smaller n_recall")
     second = endless(images, extra * len(ends), stream.seed)
     batches = [
         part for step, end in enumerate(ends) for part in (first[step * size : end], second[step * extra : (step + 1) * extra])
@@ -27,6 +31,7 @@ def shuffled(stream: Stream, extra: int) -> Stream:
 def offline(stream: Stream, epochs: int, batch: int) -> Stream:
     """Many shuffled passes over everything."""
     images = np.unique(stream.order)
+    check_room(BYTES_OF_A_POSITION * epochs * len(images), f"the order of {epochs} epochs", "use fewer offline_epochs")
     passes = [cut_into_batches(len(images), batch, epoch * len(images)) for epoch in range(epochs)]
     return without_tasks(stream, endless(images, epochs * len(images), stream.seed), np.concatenate(passes))
 
