@@ -129,15 +129,20 @@ def test_a_probe_that_is_refused_is_a_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_readings_show_what_happens_inside(tmp_path: Path) -> None:
-    """One seed with and without feedback: a picture, the accuracy of each layer on training and test images, the sharpness."""
-    words = ["study", "readings", "--quick", "--seeds", "0", "--jobs", "1", "--threads", "1", "--out", str(tmp_path)]
+    """With and without feedback: a picture, each seed's accuracy of each layer on training and test images, the sharpness."""
+    words = ["study", "readings", "--quick", "--seeds", "0-2", "--jobs", "1", "--threads", "1", "--out", str(tmp_path)]
     assert cli.call(words) == 0
     content = json.loads((tmp_path / "readings.json").read_text(encoding="utf-8"))
-    runs = {run.config["method"]: run for run in find_runs(tmp_path)}
-    assert set(content["mechanism"]) == set(runs) == {"mose()", "grace(mose())"}
+    runs = {(run.config["method"], run.config["seed"]): run for run in find_runs(tmp_path)}
+    assert set(content["mechanism"]) == {"mose()", "grace(mose())"}
     for method, values in content["mechanism"].items():
-        assert len(values["train"]) == len(values["test"]) == 4
-        last = runs[method].evals[-1]["accuracy"]
-        assert values["test"] == pytest.approx([np.mean(last[f"linear_{layer}"]) for layer in range(1, 5)])
-        assert np.isfinite(values["sharpness"])
+        for seed in range(3):
+            assert len(values["train"][seed]) == len(values["test"][seed]) == 4
+            last = runs[method, seed].evals[-1]["accuracy"]
+            assert values["test"][seed] == pytest.approx([np.mean(last[f"linear_{layer}"]) for layer in range(1, 5)])
+            assert np.isfinite(values["sharpness"][seed])
+    test = {method: np.mean(values["test"], axis=1) for method, values in content["mechanism"].items()}
+    lost = np.mean(test["grace(mose())"] - test["mose()"])
+    text = (tmp_path / "readings.md").read_text(encoding="utf-8")
+    assert f"| accuracy on test images | {lost:+.1f} |" in text, "with feedback less without, on the same seeds"
     assert (tmp_path / "readings-mechanism.png").stat().st_size > 5000

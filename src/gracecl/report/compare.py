@@ -70,6 +70,8 @@ class Comparison:
         """What is known, in plain words."""
         n, places = self.difference.n, DECIMALS.get(self.metric, 2)
         pair = f"`{self.method}` and `{self.other}`"
+        if n and math.isnan(self.difference.mean):
+            return f"The runs of {pair} have no {self.metric} under their rules; name one that has it with --rule."
         if math.isnan(self.corrected):
             return f"Nothing can be said about {pair} from {n} seed{'' if n == 1 else 's'}; run {FEWEST_SEEDS} or more."
         seen = (

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gracecl.report import Run, figures, style
-from gracecl.studies.mechanism import pair, show
+from gracecl.studies.mechanism import pairs, show
 from gracecl.studies.results import Results, Section
 
 ROW = "log/H"
@@ -18,12 +18,12 @@ ROW = "log/H"
 def sections(results: Results) -> list[Section]:
     """The first seed on which both are finished as a picture, and the last task's entropies over all seeds."""
     methods = (results.control, f"grace({results.control})")
-    found = pair(results.runs, *methods)
-    if found is None:
+    found = pairs(results.runs, *methods)
+    if not found:
         return []
     file = f"{results.name}-entropy.png"
-    picture(*found, results.out / file, results.titled(f"Entropy of each layer, seed {found[0].config['seed']}"))
-    data = {method: of_method(results.runs, method) for method in methods}
+    picture(*found[0], results.out / file, results.titled(f"Entropy of each layer, seed {found[0][0].config['seed']}"))
+    data = {method: of_method([pair[side] for pair in found]) for side, method in enumerate(methods)}
     rows = [
         f"| `{method}` | {show(values['layers'], 2)} | {show([values['apart']], 2)} | {len(values['seeds'])} |"
         for method, values in data.items()
@@ -45,14 +45,13 @@ def sections(results: Results) -> list[Section]:
     return [Section("entropy", text, data)]
 
 
-def of_method(runs: Sequence[Run], method: str) -> dict[str, Any]:
+def of_method(runs: Sequence[Run]) -> dict[str, Any]:
     """Of each layer in the last task, mean over seeds, and how far the layers are apart."""
-    chosen = [run for run in runs if run.config["method"] == method]
-    layers = np.mean([last_task(run) for run in chosen], axis=0)
+    layers = np.mean([last_task(run) for run in runs], axis=0)
     return {
         "layers": layers.tolist(),
         "apart": float(layers.max() - layers.min()),
-        "seeds": [run.config["seed"] for run in chosen],
+        "seeds": [run.config["seed"] for run in runs],
     }
 
 

@@ -1,4 +1,4 @@
-"""What feedback does inside the net: one seed with and without it, side by side on one scale.
+"""What feedback does inside the net: with and without it, on the same seeds, and one seed side by side on one scale.
 
 Entropy of each layer over the stream, α and γ over the stream, accuracy of each layer's head on the images it trains on and on the
 test images, and the sharpness of the minimum, where the runs still have their weights.
@@ -12,35 +12,49 @@ from typing import Any
 
 import numpy as np
 
+from gracecl.functional.statistics import Paired, paired
 from gracecl.report import Run, figures, style
+from gracecl.report.compare import p_number
+from gracecl.report.groups import setting_of
 from gracecl.report.runs import measure
+from gracecl.report.tables import number, seeds_text
 from gracecl.studies.results import Results, Section
 
+MEASURED = {"train": "accuracy on training images", "test": "accuracy on test images", "sharpness": "sharpness"}
+WEIGHTS = "checkpoint.safetensors"
 LAST_STEPS = 50
 """whose mean accuracy stands for that on training images"""
 
 
 def sections(results: Results) -> list[Section]:
-    """For the first seed on which the control is finished with and without feedback: a picture and the figures in it."""
-    found = pair(results.runs, results.control, f"grace({results.control})")
-    if found is None:
+    """For the seeds on which the control is finished with and without feedback: figures over all, a picture of the first."""
+    found = pairs(results.runs, results.control, f"grace({results.control})")
+    if not found:
         return []
     file = f"{results.name}-mechanism.png"
-    picture(*found, results.out / file, results.titled("Inside the net"))
-    data = {run.config["method"]: accuracies(run) | sharpness_of(run) for run in found}
+    picture(*found[0], results.out / file, results.titled("Inside the net"))
+    methods = [run.config["method"] for run in found[0]]
+    kept = [all((run.path / WEIGHTS).exists() for run in pair) for pair in found]
+    data = {method: over_seeds([pair[side] for pair in found], kept) for side, method in enumerate(methods)}
     rows = [
-        f"| `{method}` | {show(values['train'])} | {show(values['test'])} | {show([values.get('sharpness')], 3)} |"
+        f"| `{method}` | {show(mean(values['train']))} | {show(mean(values['test']))} | {show([mean(values['sharpness'])], 3)} |"
         for method, values in data.items()
     ]
+    differences = {name: difference(*(data[method][name] for method in reversed(methods))) for name in MEASURED}
+    seeds = ", ".join(str(run.config["seed"]) for run, _ in found)
     text = "\n".join(
         [
             "## Inside the net",
             "",
-            f"Seed {found[0].config['seed']} of `{found[0].config['stream']}`. Accuracy of each layer's head, first to last.",
+            f"`{found[0][0].config['stream']}`, seeds {seeds}. Accuracy of each layer's head, first to last; means over the seeds.",
             "",
             f"| method | on training images, last {LAST_STEPS} steps | on test images, at the end | sharpness |",
             "|---|---|---|---:|",
             *rows,
+            "",
+            "| with feedback less without, mean over layers | difference | 95 % interval | p | seeds |",
+            "|---|---:|---|---:|---|",
+            *(row(MEASURED[name], values, 3 if name == "sharpness" else 1) for name, values in differences.items()),
             "",
             "Sharpness: the rise of the mean cross-entropy over heads on the memory's images when every weight tensor is moved by "
             "5 % of its norm in a random direction, mean over directions taken both ways; – where the weights were not kept.",
@@ -51,14 +65,40 @@ def sections(results: Results) -> list[Section]:
     return [Section("mechanism", text, data)]
 
 
-def pair(runs: Sequence[Run], without: str, with_feedback: str) -> tuple[Run, Run] | None:
-    """Two runs on the same stream."""
+def pairs(runs: Sequence[Run], without: str, with_feedback: str) -> list[tuple[Run, Run]]:
+    """Two runs on each stream that both methods saw, seed after seed, in the setting where they share the most seeds."""
+    found: dict[str, list[tuple[Run, Run]]] = {}
+    others = {run.config["stream_hash"]: run for run in runs if run.config["method"] == with_feedback}
     for run in runs:
-        for other in runs:
-            methods = (run.config["method"], other.config["method"])
-            if methods == (without, with_feedback) and run.config["stream_hash"] == other.config["stream_hash"]:
-                return run, other
-    return None
+        if run.config["method"] == without and run.config["stream_hash"] in others:
+            found.setdefault(setting_of(run), []).append((run, others[run.config["stream_hash"]]))
+    most = max(found.values(), key=lambda members: len(members), default=[])
+    return sorted(most, key=lambda pair: int(pair[0].config["seed"]))
+
+
+def over_seeds(runs: Sequence[Run], kept: Sequence[bool]) -> dict[str, list[Any]]:
+    """What is measured of each run, seed after seed; the sharpness is None where the weights of one of the two were not kept."""
+    measured = [
+        accuracies(run) | {"sharpness": sharpness_of(run) if weights else None} for run, weights in zip(runs, kept, strict=True)
+    ]
+    return {name: [values[name] for values in measured] for name in MEASURED}
+
+
+def mean(values: Sequence[Any]) -> Any:
+    """Over the seeds that have one; NaN where none has."""
+    known = [value for value in values if value is not None]
+    return np.mean(known, axis=0) if known else np.nan
+
+
+def difference(with_feedback: Sequence[Any], without: Sequence[Any]) -> Paired:
+    """On the seeds where both are known, layers taken together."""
+    known = [(a, b) for a, b in zip(with_feedback, without, strict=True) if a is not None and b is not None]
+    return paired([np.mean(a) for a, _ in known], [np.mean(b) for _, b in known])
+
+
+def row(name: str, values: Paired, decimals: int) -> str:
+    interval = seeds_text(values.n) if np.isnan(values.p) else f"{values.low:+.{decimals}f} to {values.high:+.{decimals}f}"
+    return f"| {name} | {number(values.mean, decimals, '+')} | {interval} | {p_number(values.p)} | {values.n} |"
 
 
 def picture(without: Run, with_feedback: Run, path: Path, title: str) -> None:
@@ -70,12 +110,12 @@ def picture(without: Run, with_feedback: Run, path: Path, title: str) -> None:
         style.plain(axes, f"entropy, {run.config['method']}", above=12)
         style.mark_tasks(axes, run.task_ends)
     left.set_ylabel("nats")
-    for axes, name, title in (
+    for axes, name, above in (
         (alpha, "log/alpha", "α, weight of the cross-entropy"),
         (gamma, "log/gamma", "γ, weight of the entropy"),
     ):
         figures.draw_layers(axes, with_feedback, name)
-        style.plain(axes, title)
+        style.plain(axes, above)
         style.mark_tasks(axes, with_feedback.task_ends, numbers=False)
         axes.set_xlabel("step")
     figures.legend_of_layers(figure, with_feedback.series("log/alpha")[1].shape[1])
@@ -92,14 +132,11 @@ def accuracies(run: Run) -> dict[str, Any]:
     return {"train": train, "test": [measure(run, f"linear_{layer}").get("acc", float("nan")) for layer in range(1, layers + 1)]}
 
 
-def sharpness_of(run: Run) -> dict[str, float]:
-    """Nothing where the run's weights are not there."""
-    if not (run.path / "checkpoint.safetensors").exists():
-        return {}
+def sharpness_of(run: Run) -> float:
     from gracecl.theory.sharpness import of_run
 
-    return {"sharpness": of_run(run.path)}
+    return of_run(run.path)
 
 
-def show(values: Sequence[float | None], decimals: int = 1) -> str:
-    return " / ".join("–" if value is None or not np.isfinite(value) else f"{value:.{decimals}f}" for value in values) or "–"
+def show(values: Sequence[float], decimals: int = 1) -> str:
+    return " / ".join(number(value, decimals) for value in values)
