@@ -21,18 +21,19 @@ from gracecl.report.tables import number, seeds_text
 from gracecl.studies.results import Results, Section
 
 MEASURED = {"train": "accuracy on training images", "test": "accuracy on test images", "sharpness": "sharpness"}
-WEIGHTS = "checkpoint.safetensors"
+ENTROPY, WEIGHTS = "log/H", "checkpoint.safetensors"
 LAST_STEPS = 50
 """whose mean accuracy stands for that on training images"""
 
 
 def sections(results: Results) -> list[Section]:
-    """For the seeds on which the control is finished with and without feedback: figures over all, a picture of the first."""
+    """For the seeds on which the control is finished with and without feedback: figures over all, a picture of the fullest record."""
     found = pairs(results.runs, results.control, f"grace({results.control})")
     if not found:
         return []
     file = f"{results.name}-mechanism.png"
-    picture(*found[0], results.out / file, results.titled("Inside the net"))
+    shown = max(found, key=lambda pair: sum(len(run.series(ENTROPY)[0]) for run in pair))
+    picture(*shown, results.out / file, results.titled(f"Inside the net, seed {shown[0].config['seed']}"))
     methods = [run.config["method"] for run in found[0]]
     kept = [all((run.path / WEIGHTS).exists() for run in pair) for pair in found]
     data = {method: over_seeds([pair[side] for pair in found], kept) for side, method in enumerate(methods)}
@@ -106,7 +107,7 @@ def picture(without: Run, with_feedback: Run, path: Path, title: str) -> None:
     (left, right), (alpha, gamma) = figure.subplots(2, 2)
     right.sharey(left)
     for axes, run in ((left, without), (right, with_feedback)):
-        figures.draw_layers(axes, run, "log/H")
+        figures.draw_layers(axes, run, ENTROPY)
         style.plain(axes, f"entropy, {run.config['method']}", above=12)
         style.mark_tasks(axes, run.task_ends)
     left.set_ylabel("nats")
