@@ -27,7 +27,7 @@ LAST_STEPS = 50
 
 
 def sections(results: Results) -> list[Section]:
-    """For the seeds on which the control is finished with and without feedback: figures over all, a picture of the fullest record."""
+    """On the seeds where the control is finished with and without feedback: figures over all, a picture of the fullest record."""
     found = pairs(results.runs, results.control, f"grace({results.control})")
     if not found:
         return []
