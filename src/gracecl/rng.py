@@ -8,6 +8,7 @@ which images share its batch. Nothing here reads or moves a global random state,
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -18,6 +19,7 @@ import torch
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+_torch_generators = threading.RLock()
 
 
 @lru_cache(maxsize=4096)
@@ -86,16 +88,18 @@ def _mix_array(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def torch_seed(*parts: int | str, device: torch.device | None = None) -> Iterator[None]:
     """Seeds torch for the block (initial weights, dropout) and then restores the state the caller had.
 
-    The generators are seeded directly: `torch.manual_seed` also visits every other backend, at a cost that a small step notices.
+    Torch has one generator for all threads, so blocks of several threads wait for one another. The generators are seeded directly:
+    `torch.manual_seed` also visits every other backend, at a cost that a small step notices.
     """
     generators = [torch.default_generator]
     if device is not None and device.type == "cuda":
         generators.append(torch.cuda.default_generators[device.index or 0])
-    before = [generator.get_state() for generator in generators]
-    for generator in generators:
-        generator.manual_seed(key(*parts) & (_MASK >> 1))
-    try:
-        yield
-    finally:
-        for generator, state in zip(generators, before, strict=True):
-            generator.set_state(state)
+    with _torch_generators:
+        before = [generator.get_state() for generator in generators]
+        for generator in generators:
+            generator.manual_seed(key(*parts) & (_MASK >> 1))
+        try:
+            yield
+        finally:
+            for generator, state in zip(generators, before, strict=True):
+                generator.set_state(state)

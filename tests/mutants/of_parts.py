@@ -51,7 +51,7 @@ PARTS = [
     ),
     *of(
         "engine/evaluate.py",
-        "oracle/test_mirrored.py oracle/test_mose.py golden/test_golden_mose.py",
+        "oracle/test_evaluate.py",
         ("by_layer[-1], by_layer.mean(dim=0)", "by_layer[0], by_layer.mean(dim=0)"),
         ("by_layer[-1], by_layer.mean(dim=0)", "by_layer[-1], by_layer.amax(dim=0)"),
         ("by_layer.log_softmax(dim=-1).logsumexp(dim=0)", "by_layer.logsumexp(dim=0)"),

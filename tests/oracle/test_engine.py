@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import numpy as np
+import pytest
 import torch
 
 from gracecl.core import Selection, StreamBatch
@@ -47,3 +51,38 @@ def test_views_of_an_image_differ_and_do_not_depend_on_its_company() -> None:
     part = engine.assemble({"all": Selection(np.array([2]))}, new)
     assert torch.equal(part.x[0], first[2])
     assert torch.equal(part.x[1], second[2])
+
+
+def test_an_image_looks_different_at_each_step_and_repeat() -> None:
+    engine = toy_engine("er()", memory=6)
+    engine.augmentation = augmentation("tau")
+    noise = torch.randint(0, 256, (2, *TOY_SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    new = engine.meet(StreamBatch(noise, np.array([0, 1]), task=0))
+    later = dataclasses.replace(new, progress=dataclasses.replace(new.progress, step=1))
+    plan = {"all": Selection(np.arange(2))}
+    looks = [engine.assemble(plan, at, repeat).x for at in (new, later) for repeat in (0, 1)]
+    assert len({look.numpy().tobytes() for look in looks}) == 4
+    assert torch.equal(engine.assemble(plan, later, 1).x, looks[-1])
+
+
+def test_every_tenth_step_records_the_entropy_and_the_accuracy_of_each_layer() -> None:
+    engine = toy_engine("er()", taps=4, net="mlp(width=12, depth=4)")
+    images = torch.randint(0, 256, (20, *TOY_SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    labels = np.arange(20) % 3
+    for step in range(11):
+        new = engine.meet(StreamBatch(images, labels, task=0))
+        batch = engine.assemble({"all": Selection(np.arange(20))}, new)
+        logits = engine.net(batch.x).logits.detach()
+        table = engine.learn(StreamBatch(images, labels, task=0)).table  # type: ignore[union-attr]
+        assert ("log/H" in table) == ("log/accuracy" in table) == (step % 10 == 0)
+        if step:
+            continue
+        for layer in range(4):
+            entropies, right = [], 0
+            for row, label in zip(logits[layer].tolist(), labels.tolist(), strict=True):
+                p = [math.exp(z) / sum(map(math.exp, row)) for z in row]
+                entropies.append(-sum(chance * math.log(chance) for chance in p))
+                right += row.index(max(row)) == label
+            assert table["log/H"][layer].item() == pytest.approx(sum(entropies) / 20, rel=1e-5)
+            assert table["log/accuracy"][layer].item() == pytest.approx(right / 20)
+        assert 0 < table["log/accuracy"].max() < 1, "else it tells nothing"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -121,6 +123,23 @@ def test_torch_seed_gives_the_same_numbers_and_restores_the_state() -> None:
     assert torch.equal(torch.rand(5), expected)
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_torch_seed_of_several_threads_gives_each_its_own_numbers() -> None:
+    """Torch has one generator for all of them, so the blocks wait for one another."""
+
+    def draw(seed: int) -> list[float]:
+        numbers = []
+        with rng.torch_seed(seed, "threads"):
+            for _ in range(20):
+                numbers.append(torch.rand(()).item())
+                time.sleep(1e-4)  # another thread's turn
+        return numbers
+
+    expected, before = [draw(seed) for seed in range(4)], torch.get_rng_state()
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(draw, range(4))) == expected
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_torch_seed_restores_the_state_after_an_error() -> None:
