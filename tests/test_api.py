@@ -331,7 +331,7 @@ def evaluation_mistakes() -> dict[str, tuple[tuple[Any, ...], str]]:
         "too few labels": ((x, y[:3]), "24 images came with 3 labels"),
         "too few tasks": ((x, y, [0, 1]), "24 labels and 2 tasks"),
         "names of tasks": ((x, y, ["a"] * len(y)), "tasks must be a list of whole numbers"),
-        "negative tasks": ((x, y, -np.ones(len(y), int)), "tasks are counted from 0"),
+        "negative tasks": ((x, y, -np.ones(len(y), int)), "tasks are numbers from 0 to 999,999"),
         "a rule": ((x, y, None, "linear_las"), "did you mean 'linear_last'"),
         "a class outside": ((x, y + 1), "label 6 is not one of the declared classes"),
     }

@@ -216,7 +216,7 @@ def test_nearest_mean_is_an_option() -> None:
 
 
 def test_bad_options_are_told() -> None:
-    with pytest.raises(UserError, match="mem_iters must be at least 1"):
+    with pytest.raises(UserError, match="mem_iters must be between 1 and 1000"):
         ERACE(mem_iters=0)
     with pytest.raises(UserError, match="head must be one of linear, cosine"):
         ERACE(head="round")

@@ -429,7 +429,7 @@ def test_defaults_are_the_programs() -> None:
     ("option", "sentence"),
     [
         ("temperature=0", "temperature must be above 0, not 0"),
-        ("n_prototypes=0", "n_prototypes must be at least 1, not 0"),
+        ("n_prototypes=0", "n_prototypes must be between 1 and 100000, not 0"),
         ("kd_weight=-1", "kd_weight must be at least 0, not -1"),
         ("mixed_classes=-1", "mixed_classes must be at least 0, not -1"),
     ],

@@ -123,7 +123,7 @@ def test_a_batch_with_fewer_images_than_updates_is_trained_on_whole() -> None:
 
 
 def test_updates_that_do_not_fit_are_told() -> None:
-    with pytest.raises(UserError, match="updates must be at least 1, not 0"):
+    with pytest.raises(UserError, match="updates must be between 1 and 1000, not 0"):
         toy_engine("multi_update(er(), updates=0)")
     with pytest.raises(UserError, match="3 updates cannot share out 4 views"):
         feed(toy_engine("multi_update(mose(), updates=3)"), toy_stream(), until=3)

@@ -20,7 +20,7 @@ REPLAYING = ["er", "mir", "gss", "aser", "er_ace", "er_aml", "pcr", "scr"]
 def test_repeats_and_bad_numbers(name: str) -> None:
     assert parse_method(f"{name}(mem_iters=3)").repeats == 3
     for bad, told in (
-        ("mem_iters=0", "mem_iters must be at least 1, not 0"),
+        ("mem_iters=0", "mem_iters must be between 1 and 1000, not 0"),
         ("n_recall=-1", "n_recall must be at least 0, not -1"),
     ):
         with pytest.raises(UserError, match=f"{name}: {told}"):
