@@ -13,7 +13,9 @@ from PIL import Image
 
 from gracecl import cli
 from gracecl.report import find_runs
+from gracecl.report.beside_paper import Column
 from gracecl.report.command import command
+from gracecl.report.compare import compare
 from gracecl.report.groups import group_runs
 from run_folders import write_run
 from waiting import wait_until
@@ -48,6 +50,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def beside_paper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six seeds of the same methods on a data set and with memories that the paper has, and of one that it does not know."""
+    folder = tmp_path_factory.mktemp("paper")
+    for method, memory in (*((method, 1000) for method in METHODS), ("er()", 2000), ("sgd()", 1000)):
+        for seed in range(6):
+            write_run(folder, method, seed, stream="split-cifar100(tasks=3)", memory=memory)
+    assert cli.call(["report", str(folder)]) == 0
+    return folder
+
+
 @pytest.fixture
 def opened(browser: Browser, folder: Path) -> Iterator[Page]:
     with closely_watched(browser, folder / "report.html") as page:
@@ -65,7 +78,7 @@ class closely_watched:
 
     def __enter__(self) -> Page:
         page = self.context.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(60_000)
         page.on("console", lambda message: self.complaints.append(message.text))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("request", lambda request: self.requests.append(request.url))
@@ -112,6 +125,75 @@ def test_the_numbers_are_those_of_the_report(opened: Page, folder: Path, metric:
         mean, std, half, _ = group.summarise(metric)
         text = f"{mean:.2f} ± {std:.2f} {mean - half:.2f} to {mean + half:.2f}".replace("-", "−")
         assert shown[group.label] == text
+
+
+@pytest.mark.parametrize("metric", ["acc", "forgetting_mose"])
+def test_the_paper_stands_beside_each_method_that_it_has(browser: Browser, beside_paper: Path, metric: str) -> None:
+    with closely_watched(browser, beside_paper / "report.html") as page:
+        page.select_option("#metric", metric)
+        titles = page.locator("#methods th").all_inner_texts()
+        at = titles.index("paper")
+        assert titles[at - 1].split()[0] == metric
+        assert titles[at + 1] == "Δ"
+        groups = {group.label: group for group in group_runs(find_runs(beside_paper))}
+        known = 0
+        for row in rows(page):
+            group = groups.pop(row[0])
+            printed = Column("Split CIFAR-100", group.runs[0].config["memory"]).value(group.method, metric)
+            if printed is None:
+                assert row[at : at + 2] == ["–", "–"]
+            else:
+                known += 1
+                difference = group.summarise(metric).mean - printed
+                assert row[at : at + 2] == [f"{printed:.1f}", f"{difference:+.1f}".replace("-", "−")]
+        assert (known, groups) == (4, {})
+        expect(page.locator("#reading")).to_contain_text(
+            "with a memory of 1,000; Split CIFAR-100 with a memory of 2,000, as printed"
+        )
+        page.locator("#methods").get_by_role("button", name="Δ").click()
+        assert page.locator("#methods th[aria-sort=descending]").inner_text() == "Δ"
+        screenshot(page, f"beside-paper-{metric}")
+        page.select_option("#metric", "bwt")
+        assert "paper" not in page.locator("#methods").inner_text()
+
+
+def test_the_paper_is_left_out_on_demand(browser: Browser, beside_paper: Path, tmp_path: Path) -> None:
+    assert cli.call(["report", str(beside_paper), "--paper", "none", "--out", str(tmp_path)]) == 0
+    with closely_watched(browser, tmp_path / "report.html") as page:
+        assert "paper" not in page.locator("main").inner_text()
+
+
+@pytest.mark.parametrize("metric", ["acc", "forgetting_mose"])
+@pytest.mark.parametrize("seeds", [6, 5, 4, 3])
+def test_differences_are_those_of_gracecl_compare(browser: Browser, beside_paper: Path, metric: str, seeds: int) -> None:
+    groups = group_runs([run for run in find_runs(beside_paper) if run.config["seed"] < seeds])
+    with closely_watched(browser, beside_paper / "report.html") as page:
+        for seed in range(seeds, 6):
+            page.get_by_role("group", name="seeds").get_by_label(str(seed), exact=True).uncheck()
+        page.select_option("#metric", metric)
+        for control in (groups[0], groups[2]):
+            page.select_option("#control", label=control.label)
+            found = compare([("", group, control) for group in groups if group is not control], metric)
+            shown = {row[0]: row for row in rows(page, "differences")}
+            assert shown.keys() == {line.method for line in found}
+            for line in found:
+                mean, _, low, high, *_ = line.difference
+                _, n, difference, interval, p, words = shown[line.method]
+                assert (n, difference) == (str(seeds), f"{mean:+.2f}".replace("-", "−"))
+                assert interval == f"{low:+.2f} to {high:+.2f}".replace("-", "−")
+                assert p == ("< 0.001" if line.corrected < 0.001 else f"{line.corrected:.3f}")
+                assert line.sentence.replace("`", "").startswith(words.removesuffix("."))
+
+
+def test_two_seeds_say_nothing(browser: Browser, beside_paper: Path) -> None:
+    with closely_watched(browser, beside_paper / "report.html", 390) as page:
+        for seed in range(2, 6):
+            page.get_by_role("group", name="seeds").get_by_label(str(seed), exact=True).uncheck()
+        for row in rows(page, "differences"):
+            assert row[3:5] == ["no interval", "–"]
+            assert row[5].startswith("Nothing can be said about")
+        assert page.evaluate("document.documentElement.scrollWidth") == 390, "nothing hangs over"
+        screenshot(page, "differences-390")
 
 
 def test_another_rule_gives_its_own_numbers(opened: Page, folder: Path) -> None:
@@ -236,6 +318,7 @@ def test_names_are_text_and_nothing_else(browser: Browser, tmp_path: Path) -> No
     assert cli.call(["report", str(tmp_path)]) == 0
     with closely_watched(browser, tmp_path / "report.html") as page:
         assert {row[0] for row in rows(page)} == {"er()", HOSTILE}
+        assert HOSTILE in rows(page, "differences")[0][5]
         box = page.locator("#stream svg[aria-label]").bounding_box()
         assert box is not None
         page.mouse.move(box["x"] + box["width"] - 30, box["y"] + box["height"] / 2)
@@ -254,5 +337,6 @@ def test_runs_without_much_in_them(browser: Browser, tmp_path: Path) -> None:
     assert cli.call(["report", str(tmp_path)]) == 0
     with closely_watched(browser, tmp_path / "report.html") as page:
         assert [row[0] for row in rows(page)] == ["mose()", "er()"]
+        assert rows(page, "differences") == [], "the one that has begun has no seed yet"
         page.select_option("#run", label="er(), seed 0 (unfinished)")
         expect(page.locator("#layers")).to_contain_text("Nothing was recorded")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gracecl.report import Run
-    from gracecl.report.beside_paper import Column
     from gracecl.runs.jobs import Ending
 
 MOST_IN_DETAIL = 8
@@ -31,16 +30,17 @@ def show(
     runs: Sequence[Run],
     formats: Sequence[str] = ("html", "md"),
     metrics: Sequence[str] | None = None,
-    column: Column | None = None,
+    paper: str = "auto",
 ) -> None:
-    """The table of some runs on standard output, their report as files."""
+    """The table of some runs on standard output, their report as files; `paper` says which of its numbers stand beside ours."""
     from rich.console import Console
 
     from gracecl import report
+    from gracecl.report.beside_paper import column_for
     from gracecl.report.groups import group_runs
     from gracecl.report.tables import COMPARED, comparison_table, rules_table, run_table
 
-    metrics = metrics or COMPARED
+    metrics, column = metrics or COMPARED, column_for(runs, paper)
     console = Console()
     if len(runs) == 1:
         console.print(run_table(runs[0]))
@@ -48,7 +48,7 @@ def show(
     for group in groups if len(groups) <= MOST_IN_DETAIL else []:
         console.print(rules_table(group.runs))
     console.print(comparison_table(runs, metrics, column))
-    written = report.write_comparison(out, runs, formats, metrics, column)
+    written = report.write_comparison(out, runs, formats, metrics, paper)
     for run in runs:
         print(run.path)
     tables = [str(path) for path in written if path.parent == out and path.suffix != ".html"]

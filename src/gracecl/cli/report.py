@@ -29,7 +29,6 @@ def report(
         out: folder for the files (default: the folder of the runs)
     """
     from gracecl import report as reports
-    from gracecl.report.beside_paper import column_for
     from gracecl.report.compare import check_metric
     from gracecl.report.select import folder_of
 
@@ -48,5 +47,5 @@ def report(
     if not runs and not damaged:
         raise UserError(f"there is no run in {' or '.join(map(str, folders))} or below; give what was given as --out")
     if runs:
-        show(out or folders[0], runs, kinds, columns, column_for(runs, paper))
+        show(out or folders[0], runs, kinds, columns, paper)
     return tell(damaged)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,10 +35,16 @@ class Column:
 
     @property
     def about(self) -> str:
-        return (
-            f"The paper's are of {self.dataset} with a memory of {self.memory:,}, as printed (its AF is our forgetting_mose); "
-            "the difference is ours minus the paper's. Its net, images, steps and classes may differ from ours."
-        )
+        return about([self])
+
+
+def about(columns: Iterable[Column]) -> str:
+    """What stands beside our numbers, and how to read it."""
+    listed = "; ".join(f"{column.dataset} with a memory of {column.memory:,}" for column in dict.fromkeys(columns))
+    return (
+        f"The paper's are of {listed}, as printed (its AF is our forgetting_mose); the difference is ours minus the paper's. "
+        "Its net, images, steps and classes may differ from ours."
+    )
 
 
 def column_for(runs: Sequence[Run], wanted: str) -> Column | None:

@@ -1,8 +1,8 @@
 """One HTML page about some runs: everything in one file, nothing fetched, to be opened from a folder or mailed.
 
 The page draws itself, with Observable Plot and D3 (`assets/vendor`, with their licences), from the data that this module writes
-into it. Statistics over the seeds a reader chooses are computed there, with the quantiles and
-the limits of `functional/statistics.py`.
+into it. Statistics over the seeds a reader chooses, and tests of paired differences, are computed there, with the quantiles and the
+limits of `functional/statistics.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from gracecl import __version__
 from gracecl.files import finite, write_text
 from gracecl.functional.metrics import ANYTIME_METRICS, HIGHER_IS_BETTER, MATRIX_METRICS, Array
 from gracecl.functional.statistics import FEWEST_SEEDS, t_quantile
+from gracecl.report.beside_paper import METRICS, Column, about, column_for
 from gracecl.report.command import command
 from gracecl.report.groups import COSTS, cost_of, group_runs
 from gracecl.report.runs import Run, is_tap, measure
@@ -44,10 +45,16 @@ READING = (
     f"from {FEWEST_SEEDS} seeds on. Seeds are paired: each gives every method the same stream. Only finished runs count."
 )
 
+DIFFERING = (
+    "Difference to the chosen method on the seeds that both have, with its 95 % Student-t interval; p of the paired t-test after "
+    "Holm's correction for all rows. A p of 0.05 or more is no evidence that two are equal; 'gracecl compare' also tests by ranks "
+    "and says how many seeds would show a difference of this size."
+)
 
-def write(path: Path, runs: Sequence[Run], title: str, root: Path | None = None) -> None:
-    """The page; folders of runs are told relative to `root`."""
-    write_text(path, html(content(runs, title, root)))
+
+def write(path: Path, runs: Sequence[Run], title: str, root: Path | None = None, paper: str = "auto") -> None:
+    """The page; folders of runs are told relative to `root`, and `paper` says which of its numbers stand beside ours."""
+    write_text(path, html(content(runs, title, root, paper)))
 
 
 def html(data: dict[str, Any]) -> str:
@@ -67,10 +74,12 @@ def html(data: dict[str, Any]) -> str:
     return page
 
 
-def content(runs: Sequence[Run], title: str, root: Path | None = None) -> dict[str, Any]:
+def content(runs: Sequence[Run], title: str, root: Path | None = None, paper: str = "auto") -> dict[str, Any]:
     """What the page knows, as plain values."""
     groups = group_runs(runs)
     with_all = group_runs(runs, unfinished_too=True)
+    columns = [column_for(group.runs, paper) for group in with_all]
+    printed = [_printed(group.method, column) for group, column in zip(with_all, columns, strict=True)]
     shown = [(place, run) for place, group in enumerate(with_all) for run in group.runs]
     points = _points([run for _, run in shown])
     rules = dict.fromkeys(rule for _, run in shown for rule in run.rules())
@@ -86,9 +95,13 @@ def content(runs: Sequence[Run], title: str, root: Path | None = None) -> dict[s
         "rows": ROWS,
         "rules": sorted(rules, key=is_tap),
         "quantiles": {str(n): t_quantile(n) for n in range(FEWEST_SEEDS, most + 1)},
-        "groups": [{"label": group.label, "rule": group.rule, "unfinished": group.unfinished} for group in groups],
+        "groups": [
+            {"label": group.label, "rule": group.rule, "unfinished": group.unfinished, "paper": values}
+            for group, values in zip(groups, printed, strict=True)
+        ],
         "runs": found,
-        "reading": READING,
+        "reading": " ".join([READING, *([about(used)] if (used := _used(columns, printed)) else [])]),
+        "differing": DIFFERING,
         "footer": f"Made by gracecl {__version__} from {len(found)} runs. Drawn with Observable Plot and D3, whose licences are in "
         "this file.",
     }
@@ -115,6 +128,16 @@ def _run(place: int, run: Run, root: Path | None, points: int) -> dict[str, Any]
         "rules": rules,
         "series": {name: _thinned(run, name, points) for name in (*run.row_names(observed=True), *run.row_names(observed=False))},
     }
+
+
+def _printed(method: str, column: Column | None) -> dict[str, float]:
+    """What the paper has for a method, by our metrics."""
+    values = {metric: column.value(method, metric) for metric in METRICS} if column else {}
+    return {metric: value for metric, value in values.items() if value is not None}
+
+
+def _used(columns: Sequence[Column | None], printed: Sequence[dict[str, float]]) -> list[Column]:
+    return [column for column, values in zip(columns, printed, strict=True) if column and values]
 
 
 def _points(runs: Sequence[Run]) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from gracecl.errors import UserError
 from gracecl.files import Written, as_name, write_json, write_sealed, write_text
 from gracecl.report import figures, page, sheet
-from gracecl.report.beside_paper import Column
+from gracecl.report.beside_paper import column_for
 from gracecl.report.groups import COSTS, group_runs
 from gracecl.report.runs import RECORD, SUMMARY, Run, find_runs, read_run, summary
 from gracecl.report.tables import COMPARED, comparison_markdown
@@ -40,12 +40,13 @@ def write_comparison(
     runs: Sequence[Run] | None = None,
     formats: Sequence[str] = ("html", "md"),
     metrics: Sequence[str] = COMPARED,
-    column: Column | None = None,
+    paper: str = "auto",
 ) -> list[Path]:
     """Write a report about the given runs, or else about all runs below `root`, into that folder; what was written.
 
     `html` is the page report.html, `md` report.md with comparison.png, `csv` and `tex` report.csv and report.tex, `pdf` and `svg`
-    the folder figures. Tables have these metrics, and the numbers of a column of the paper beside them.
+    the folder figures. Tables have these metrics, and beside them the paper's numbers: of the same data set and memory with `auto`,
+    of another memory, or `none`. The page has them for each method by itself.
     """
     folder = Path(root)
     chosen = find_runs(folder) if runs is None else list(runs)
@@ -53,10 +54,11 @@ def write_comparison(
         raise UserError(f"there is no run in {folder} or below it")
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / f"report.{kind}" for kind in formats if kind not in FIGURES]
+    column = column_for(chosen, paper)
     found = sheet.lines(group_runs(chosen), metrics, column)
     settings = ", ".join(text for text in (_setting(chosen, name) for name in ("stream", "net", "memory", "commit")) if text)
     if "html" in formats:
-        page.write(folder / "report.html", chosen, str(folder), folder)
+        page.write(folder / "report.html", chosen, str(folder), folder, paper)
     if "csv" in formats:
         write_text(folder / "report.csv", sheet.csv(found, metrics))
     if "tex" in formats:

@@ -8,8 +8,8 @@
   const metrics = new Map(data.metrics.map((metric) => [metric.name, metric]));
   const seeds = d3.sort(new Set(data.runs.map((run) => run.seed)));
   const costs = data.costs.filter((cost) => data.runs.some((run) => Number.isFinite(run.costs[cost.name])));
-  const state = { metric: "acc", rule: OWN, seeds: new Set(seeds), drawn: new Map(), run: 0, row: null, cost: costs[0]?.name };
-  const sorted = { methods: { key: "acc", down: true }, runs: { key: "method", down: false } };
+  const state = { metric: "acc", rule: OWN, seeds: new Set(seeds), drawn: new Map(), run: 0, row: null, cost: costs[0]?.name, control: 0 };
+  const sorted = { methods: { key: "acc", down: true }, differences: { key: "difference", down: true }, runs: { key: "method", down: false } };
   /** What is drawn of a method: `state.drawn` has its place among the colours, which it keeps while it is drawn. */
   class Group {
     constructor(group, index) {
@@ -41,6 +41,9 @@
   }
   /** A method's expression, which may be broken after brackets and commas. */
   const breakable = (text) => make("span", {}, ...text.split(/(?<=[(,])/).flatMap((part) => [part, make("wbr")]));
+  /** A heading, which may be broken after an underscore too, but not before its arrow. */
+  const foldable = (text) => make("span", {}, ...text.split(/(?<=_)|(?<= )(?=\S+ [↑↓]$)/).flatMap((part) =>
+    [make("span", { class: /[↑↓]/.test(part) ? "whole" : null }, part), make("wbr")]));
   function options(select, entries, chosen, changed) {
     select.replaceChildren(...entries.map(([value, text]) => make("option", { value, selected: value === chosen }, text)));
     if (changed) select.addEventListener("change", () => changed(select.value));
@@ -63,6 +66,7 @@
 
   const decimals = (name) => metrics.get(name)?.decimals ?? 1;
   const number = (value, places) => Number.isFinite(value) ? value.toFixed(places).replace("-", "−") : "–";
+  const signed = (value, places) => value >= 0 ? `+${number(value, places)}` : number(value, places);
   const short = (text, most) => text.length > most ? `${text.slice(0, most - 1)}…` : text;
   function valueOf(run, name, rule = state.rule) {
     if (name === "seconds") return run.costs.seconds ?? NaN;
@@ -75,6 +79,20 @@
     const whole = values.every(Number.isFinite);
     const half = n in data.quantiles ? data.quantiles[n] * std / Math.sqrt(n) : NaN;
     return whole ? { n, mean, std, half } : { n, mean: NaN, std: NaN, half: NaN };
+  }
+  /** P(|T| > |t|) for Student's t with whole degrees of freedom, a finite sum: Abramowitz and Stegun, 26.7.3 and 26.7.4. */
+  function tails(t, freedom) {
+    const angle = Math.atan(Math.abs(t) / Math.sqrt(freedom)), cos = Math.cos(angle), odd = freedom % 2 === 1;
+    let term = odd ? cos : 1, sum = freedom > 1 ? term : 0;
+    for (let power = odd ? 3 : 2; power <= freedom - 2; power += 2) sum += term *= cos * cos * (power - 1) / power;
+    return 1 - (odd ? 2 / Math.PI * (angle + Math.sin(angle) * sum) : Math.sin(angle) * sum);
+  }
+  /** Holm's step-down correction; what is not a number stays so and does not count. */
+  function holm(values) {
+    const order = d3.sort(d3.range(values.length).filter((index) => Number.isFinite(values[index])), (index) => values[index]);
+    const corrected = values.map(() => NaN);
+    order.reduce((largest, index, rank) => corrected[index] = Math.max(largest, Math.min(1, (order.length - rank) * values[index])), 0);
+    return corrected;
   }
   const chosenRuns = (group) => data.runs.filter((run) => run.group === group.index && run.finished && state.seeds.has(run.seed));
   const summaryOf = (group, name) => summarise(chosenRuns(group).map((run) => valueOf(run, name)));
@@ -103,7 +121,7 @@
       sorted[which] = { key: column.key, down: column === by ? !order.down : column.descending ?? false };
       render();
       element.querySelector(`[data-key="${CSS.escape(column.key)}"]`).focus();
-    } }, column.title) : column.title));
+    } }, foldable(column.title)) : column.title));
     const body = rows.map((item) => make("tr", {}, ...columns.map((column) =>
       make("td", { class: column.class }, column.cell(item)))));
     element.replaceChildren(make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body));
@@ -131,19 +149,66 @@
         } }), mark(group), breakable(group.label)) },
       { key: "n", title: "seeds", descending: true, sort: (group) => chosenRuns(group).length,
         cell: (group) => `${chosenRuns(group).length}${group.unfinished ? ` (${group.unfinished} unfinished)` : ""}` },
-      ...shownMetrics().map((name) => ({
+      ...shownMetrics().flatMap((name) => [{
         key: name, title: heading(name), about: metrics.get(name).about, descending: metrics.get(name).higher,
         class: name === state.metric ? "chosen" : null, sort: (group) => summaries.get(group).get(name).mean,
         cell: (group) => {
           const found = summaries.get(group).get(name);
           return spread(found, name, name === state.metric, several ? ["best", "second"][ranks.get(name).indexOf(found.mean)] : null);
         },
-      })),
+      }, ...besidePaper(name, (group) => summaries.get(group).get(name).mean)]),
       { key: "seconds", title: "seconds ↓", about: "training time without evaluation",
         sort: (group) => summaries.get(group).get("seconds").mean, cell: (group) => spread(summaries.get(group).get("seconds"), "seconds") },
       { key: "rule", title: "predicted by", sort: (group) => state.rule || group.rule, cell: (group) => state.rule || group.rule },
     ];
     table($("methods"), "methods", columns, data.groups);
+  }
+  /** The paper's value of the chosen metric and the difference to it, where it has one for any method. */
+  function besidePaper(name, ours) {
+    if (name !== state.metric || !data.groups.some((group) => name in group.paper)) return [];
+    const theirs = (group) => group.paper[name] ?? NaN, minus = (group) => ours(group) - theirs(group);
+    return [
+      { key: `paper ${name}`, title: "paper", about: `${name} in the paper`, class: "paper", descending: metrics.get(name).higher,
+        sort: theirs, cell: (group) => number(theirs(group), 1) },
+      { key: `difference ${name}`, title: "Δ", about: `ours minus the paper's ${name}`, class: "paper", descending: true,
+        sort: minus, cell: (group) => signed(minus(group), 1) },
+    ];
+  }
+  /** Every other method against the chosen one, on the seeds that both have and on which they saw the same stream. */
+  function differences() {
+    const control = data.groups[state.control], pair = (run) => JSON.stringify([run.seed, run.config.stream, run.config.stream_hash]);
+    const theirs = new Map(chosenRuns(control).map((run) => [pair(run), valueOf(run, state.metric)]));
+    const found = data.groups.filter((group) => group !== control).map((group) => {
+      const shared = chosenRuns(group).filter((run) => theirs.has(pair(run)));
+      const difference = summarise(shared.map((run) => valueOf(run, state.metric) - theirs.get(pair(run))));
+      const { n, mean, std, half } = difference;
+      const certain = mean ? 0 : 1; // where all differences are equal
+      return { group, ...difference, p: Number.isFinite(half) ? (std ? tails(mean / std * Math.sqrt(n), n - 1) : certain) : NaN };
+    }).filter((row) => row.n);
+    const corrected = holm(found.map((row) => row.p));
+    return found.map((row, index) => ({ ...row, p: corrected[index] }));
+  }
+  function inWords({ group, n, mean, p }) {
+    const control = data.groups[state.control].label, seeds = `${n} seed${n > 1 ? "s" : ""}`;
+    if (!Number.isFinite(p)) return `Nothing can be said about ${group.label} and ${control} from ${seeds}.`;
+    if (p >= .05) return `No evidence of a difference in ${state.metric} between ${group.label} and ${control} at ${seeds}.`;
+    const better = mean > 0 === metrics.get(state.metric).higher;
+    return `${group.label} is ${better ? "better" : "worse"} than ${control} in ${state.metric} at ${seeds}.`;
+  }
+  function differencesTable() {
+    const places = decimals(state.metric);
+    const columns = [
+      { key: "method", title: "method", sort: (row) => row.group.label, cell: (row) => breakable(row.group.label) },
+      { key: "n", title: "seeds", descending: true, sort: (row) => row.n, cell: (row) => String(row.n) },
+      { key: "difference", title: `difference in ${heading(state.metric)}`, descending: true, sort: (row) => row.mean,
+        cell: (row) => signed(row.mean, places) },
+      { key: "interval", title: "95 % interval", cell: (row) => Number.isFinite(row.half)
+        ? `${signed(row.mean - row.half, places)} to ${signed(row.mean + row.half, places)}` : "no interval" },
+      { key: "p", title: "p, Holm", about: "paired t-test, corrected for the number of rows", sort: (row) => row.p,
+        cell: (row) => row.p < .001 ? "< 0.001" : number(row.p, 3) },
+      { key: "words", title: "in words", class: "words", cell: inWords },
+    ];
+    table($("differences"), "differences", columns, differences());
   }
   /** `61.20 ± 0.42`, and the interval in a second line where it is asked for. */
   function spread({ n, mean, std, half }, name, interval = false, rank = null) {
@@ -381,6 +446,7 @@
   function render() {
     $("meaning").textContent = `${state.metric}: ${metrics.get(state.metric).about}`;
     methodsTable();
+    differencesTable();
     runsTable();
     charts();
     oneRun();
@@ -399,6 +465,8 @@
     $("title").textContent = data.title;
     $("setting").replaceChildren(...data.setting.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
     $("reading").textContent = data.reading;
+    $("differing").hidden = data.groups.length < 2;
+    $("differing-reading").textContent = data.differing;
     $("footer").textContent = data.footer;
     theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
     $("theme").addEventListener("click", () => {
@@ -413,6 +481,10 @@
     options($("rule"), [[OWN, "each method's own rule"], ...data.rules.map((rule) => [rule, rule])], OWN, (value) => {
       state.rule = value;
       render();
+    });
+    options($("control"), data.groups.map((group) => [String(group.index), group.label]), "0", (value) => {
+      state.control = Number(value);
+      differencesTable();
     });
     $("seeds").append(...seeds.map((seed) => make("label", {}, make("input", { type: "checkbox", value: seed, checked: true, onchange: (event) => {
       state.seeds[event.target.checked ? "add" : "delete"](seed);
