@@ -2,7 +2,7 @@
 
     python tests/mutants [--at-once N] [words of a file or a text ...]
 
-Each runs in a child of this process, which has torch and pytest loaded already. The unchanged source runs first: its tests must
+Each runs in a child of this process, which has loaded already whatever takes long. The unchanged source runs first: its tests must
 pass. What was found is noted in a file, so that a run that was stopped goes on; the notes hold for one state of source and tests.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import os
 import shutil
 import sys
@@ -25,6 +26,10 @@ from listed import MUTANTS, SOURCE, TESTS, Mutant
 FOUND, SURVIVED = 1, 0
 """what pytest ends with"""
 NOTES = Path("runs") / "mutants.txt"
+TAKE_LONG = ("hypothesis.strategies", "matplotlib.figure", "scipy.stats", "sklearn.linear_model", "torch.func", "tyro")
+"""modules of others that tests import"""
+OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+"""of pytest, which would rather load hypothesis by itself"""
 
 
 class Trial:
@@ -49,9 +54,7 @@ class Trial:
         os.environ["PYTHONPATH"] = str(self.folder)  # for the processes that tests start
         torch.set_num_threads(1)
         try:
-            return int(
-                pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *(str(TESTS / test) for test in tests)])
-            )
+            return int(pytest.main([*OPTIONS, *(str(TESTS / test) for test in tests)]))
         except BaseException:  # noqa: BLE001 (an error of the source's own may be of any kind)
             return FOUND
 
@@ -118,6 +121,8 @@ def main(arguments: Sequence[str]) -> int:
         if plain.end(os.waitpid(plain.process, 0)[1]):
             print("the tests fail without any mutant")
             return 1
+    for module in TAKE_LONG:
+        importlib.import_module(module)
     running = dict[int, Trial]()
     while waiting or running:
         while waiting and len(running) < given.at_once:
