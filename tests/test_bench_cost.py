@@ -108,6 +108,7 @@ def test_quick_report(quick_report: CostReport) -> None:
         assert all(0 < hours < math.inf for hours in (table.cpu_hours, *table.gpu_hours.values()))
 
 
+@pytest.mark.slow
 def test_report_as_text(quick_report: CostReport) -> None:
     text = quick_report.markdown()
     assert "estimated from FLOPs, not measured" in text

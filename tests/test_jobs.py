@@ -265,12 +265,14 @@ def test_two_at_a_time_give_the_same_bytes_as_one_after_the_other(side_by_side: 
         assert json.loads((folder / "config.json").read_text())["threads"] == 1
 
 
+@pytest.mark.slow
 def test_outcomes_come_in_the_order_of_the_runs_and_each_run_once(side_by_side: Seen) -> None:
     ends = [(outcome.end, outcome.work.config.seed) for outcome in side_by_side.outcomes]
     wanted = [("finished", 0), ("refused", 0), ("stopped", 0), ("finished", 1), ("crashed", 0), ("finished", 2)]
     assert ends == wanted
 
 
+@pytest.mark.slow
 def test_every_finished_run_is_told_with_its_number(side_by_side: Seen) -> None:
     told = re.findall(r"^odd\(\), seed (\d): finished, test \d+\.\d %, .*(\d) of 6 runs", side_by_side.err, flags=re.MULTILINE)
     assert {seed for seed, _ in told} == {"0", "1", "2"}
@@ -284,10 +286,12 @@ def line_about(err: str, trouble: str) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_a_refused_run_is_one_sentence_that_names_it(side_by_side: Seen) -> None:
     assert line_about(side_by_side.err, "refuse").endswith(": there is no such thing; take another")
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_one_sentence_with_its_signal_and_the_way_on(side_by_side: Seen) -> None:
     line = line_about(side_by_side.err, "die")
     assert "was ended by SIGKILL" in line
@@ -295,17 +299,20 @@ def test_a_killed_process_is_one_sentence_with_its_signal_and_the_way_on(side_by
     assert Work.begun(folder).config.method == "odd(trouble='die')"
 
 
+@pytest.mark.slow
 def test_an_unexpected_error_shows_its_traceback_once(side_by_side: Seen) -> None:
     assert side_by_side.err.count("Traceback") == 1
     assert side_by_side.err.count("KeyError: 'no such row'") == 1
     assert line_about(side_by_side.err, "crash")
 
 
+@pytest.mark.slow
 def test_what_a_run_prints_is_passed_on_with_its_name(side_by_side: Seen) -> None:
     """The name may already be that of the child's next run: the words come through a pipe of their own."""
     assert re.search(r"^odd\(.*\), seed \d: a plugin that prints$", side_by_side.err, flags=re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_finished_runs_are_shown_and_the_others_named(side_by_side: Seen) -> None:
     assert side_by_side.code == 1
     assert re.search(r"odd\(\) +3 ", side_by_side.table), "no row over three seeds"
@@ -366,6 +373,7 @@ def note(work: Work, name: str, text: str) -> None:
     (work.folder / name).write_text(text)
 
 
+@pytest.mark.slow
 def test_a_child_that_is_ended_before_its_steps_says_nothing_of_its_own(plugin: Path, tmp_path: Path) -> None:
     command = ["run", "odd(trouble='ended')", "odd", "--plugin", plugin, "--jobs", "2", "--threads", "1", *OPTIONS]
     said = gracecl(*command, "--out", tmp_path)
@@ -438,6 +446,7 @@ def no_children(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "_Child", refuse)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_children")
 def test_finished_runs_and_a_single_one_start_no_child(in_turn: Path, plugin: Path, tmp_path: Path) -> None:
     shutil.copytree(in_turn, tmp_path / "out")
@@ -452,6 +461,7 @@ def test_finished_runs_and_a_single_one_start_no_child(in_turn: Path, plugin: Pa
     same_files(folders[1], in_turn / folders[1].relative_to(tmp_path / "out"))
 
 
+@pytest.mark.slow
 def test_a_child_is_started_when_two_are_to_do(in_turn: Path, no_children: None, tmp_path: Path) -> None:
     """That the test above can fail."""
     with pytest.raises(AssertionError, match="a child was started"):
@@ -470,6 +480,7 @@ def test_threads_are_those_asked_for_and_a_run_keeps_those_it_began_with(plugin:
     assert torch.get_num_threads() == 1, "the process has its own number again"
 
 
+@pytest.mark.slow
 def test_seeds_with_other_numbers_of_threads_are_still_one_row(in_turn: Path, tmp_path: Path) -> None:
     shutil.copytree(in_turn, tmp_path / "out")
     file = run_folders(tmp_path)[0] / "config.json"

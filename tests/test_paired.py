@@ -59,6 +59,7 @@ def test_a_study_compares_its_methods_with_the_control(made: Path) -> None:
     assert (made / "record.png").stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_two_seeds_have_no_interval(made: Path) -> None:
     runs = [run for run in find_runs(made) if run.config["seed"] < 2]
     text = comparison.markdown(comparison.compare(runs, "mose()"))
@@ -66,6 +67,7 @@ def test_two_seeds_have_no_interval(made: Path) -> None:
     assert " to " not in text.split("|---")[1]
 
 
+@pytest.mark.slow
 def test_grace_is_compared_with_what_it_wraps_where_the_control_is_not_there(made: Path) -> None:
     def renamed(run: Run, method: str) -> Run:
         return dataclasses.replace(run, config=run.config | {"method": method})
@@ -93,6 +95,7 @@ def test_readings_are_confirmed_on_other_classes() -> None:
     assert not [stream for stream in streams[1:] if "'0-19'" in stream and "tiny" not in stream]
 
 
+@pytest.mark.slow
 def test_a_plan_counts_what_is_left(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["study", "record", "--quick", "--methods", "sgd()", "er()", "--seeds", "0-3", "--jobs", "1", "--dry-run"]
     assert cli.call([*words, "--out", str(made)]) == 0

@@ -111,6 +111,7 @@ def test_a_study_has_the_runs_it_had_as_a_module(name: str, scale: str) -> None:
 # One of the user's own.
 
 
+@pytest.mark.slow
 def test_the_study_in_the_docs_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path, EXAMPLE)
     assert study(file, "--out", tmp_path / "out", "--seeds", "0-1") == 0
