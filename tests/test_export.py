@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +226,7 @@ def test_the_predictor_as_onnx(trained: Path, tmp_path: Path) -> None:
     assert about["rule"] == engine_of(trained).method.rule
 
 
+@pytest.mark.slow
 def test_the_net_as_safetensors(trained: Path, tmp_path: Path) -> None:
     file = tmp_path / "net.safetensors"
     assert cli.call(["export", str(trained), str(file)]) == 0
@@ -232,6 +236,55 @@ def test_the_net_as_safetensors(trained: Path, tmp_path: Path) -> None:
     with safe_open(str(file), "pt") as saved:
         names = set(saved.keys())
     assert ("class_means" in names) == (engine_of(trained).method.rule != "linear_last")
+
+
+WITHOUT_GRACECL = """
+import sys
+class Nowhere:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "gracecl":
+            raise ImportError("gracecl is not installed")
+sys.meta_path.insert(0, Nowhere())
+import torch
+images = torch.load("images.pt")
+{loader}
+torch.save((logits, features), "found.pt")
+try:
+    import gracecl
+except ImportError:
+    sys.exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_the_net_without_gracecl(trained: Path, tmp_path: Path) -> None:
+    """The loader of docs/reports.md, in a process that cannot import this library."""
+    text = (Path(__file__).parents[1] / "docs" / "reports.md").read_text(encoding="utf-8")
+    [loader] = [block for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL) if "safe_open" in block]
+    assert len([line for line in loader.splitlines() if line]) <= 10
+    assert cli.call(["export", str(trained), str(tmp_path / "net.safetensors")]) == 0
+    torch.save(IMAGES, tmp_path / "images.pt")
+    program = WITHOUT_GRACECL.format(loader=loader)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    logits, features = torch.load(tmp_path / "found.pt")
+    ours = engine_of(trained).ready_to_predict().eval()
+    with torch.no_grad():
+        wanted = ours(ours.pixels.normalise(IMAGES))
+    torch.testing.assert_close(logits, wanted.logits)
+    torch.testing.assert_close(features, wanted.features)
+
+
+@pytest.mark.slow
+def test_a_net_that_its_method_changed(tmp_path: Path) -> None:
+    """lucir() has cosine heads, which mlp() does not: the program is kept, and loading says so."""
+    learner = Learner("lucir", classes=4, shape=(1, 8, 8), memory=10, net="mlp(width=8)")
+    learner.learn(np.random.default_rng(0).integers(0, 256, (8, 1, 8, 8), np.uint8), np.arange(8) % 3)
+    file = tmp_path / "net.safetensors"
+    export.export(learner.engine, file, None, {"method": "lucir()", "net": "mlp(width=8)"})
+    assert file.is_file()
+    with pytest.raises(UserError, match=r"lucir\(\) gave the net in .* other layers than mlp\(width=8\) has; use the program"):
+        export.load_net(file)
 
 
 def test_what_differs_is_not_kept(tmp_path: Path) -> None:

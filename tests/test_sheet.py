@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import math
 import re
+import shutil
+import subprocess
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -76,6 +79,30 @@ def test_latex(root: Path) -> None:
     assert r"\textbf" in by_accuracy[0][1]
     assert r"\underline" in by_accuracy[1][1]
     assert "{" not in by_accuracy[2][1].split("{\\scriptsize")[0]
+
+
+def has_tex() -> bool:
+    """pdflatex and booktabs."""
+    if shutil.which("pdflatex") is None or (find := shutil.which("kpsewhich")) is None:
+        return False
+    return subprocess.run([find, "booktabs.sty"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_tex(), reason="needs pdflatex and booktabs: Debian's texlive-latex-recommended")
+def test_latex_compiles(root: Path, tmp_path: Path) -> None:
+    """The table of the command, and names with every letter that LaTeX gives a meaning."""
+    assert cli.call(["report", str(root), "--formats", "tex", "--metrics", "acc,bwt,ece", "--out", str(tmp_path)]) == 0
+    [group, *_] = group_runs(find_runs(root))
+    odd = replace(group, label="é # $ % & ~ _ ^ \\ { } ± − < > | \" ' `")
+    text = sheet.latex(sheet.lines([group, odd], ["acc"]), ["acc"], odd.label)
+    (tmp_path / "odd.tex").write_text(text, encoding="utf-8")
+    document = r"\documentclass{article}\usepackage{booktabs}\begin{document}\input{report}\input{odd}\end{document}"
+    (tmp_path / "document.tex").write_text(document, encoding="utf-8")
+    words = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "document.tex"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, errors="replace", check=False)
+    assert done.returncode == 0, done.stdout
+    assert (tmp_path / "document.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_less_is_better_where_it_is(root: Path) -> None:

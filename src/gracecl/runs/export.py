@@ -7,17 +7,21 @@ the class `seen[k]`. What was exported is compared with the learner before it is
 
 from __future__ import annotations
 
+import copy
 import importlib
+import io
 import json
 import tempfile
 import warnings
+import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from gracecl import nets, rng
@@ -36,6 +40,9 @@ TOLERANCE = 1e-5
 """relative to the largest score, between the learner's and what was exported"""
 CHECKED = 16
 """images that they are compared on"""
+BATCH = {0: torch.export.Dim("batch", min=1, max=65536)}
+OF_THE_NET, PROGRAM = "net.", "program"
+"""how the names of the net's tensors begin in a file of weights, and the tensor that holds the program"""
 
 
 class Predictor(nn.Module):
@@ -81,18 +88,21 @@ def export(engine: Engine, file: Path, rule: str | None, about: dict[str, Any]) 
         "std": net.pixels.std.flatten().tolist(),
         "seen": predictor.seen,
         "rule": predictor.rule,
+        "torch": torch.__version__,
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.suffix == ".safetensors":
         kept = [getattr(part, "means", None) for part in parts(engine.method)]
         means = next((value for value in kept if isinstance(value, Tensor)), None)
-        write_net(file, net, means, about)
-        read = load_net(file)
+        write_net(file, net, images, means, about)
         with torch.no_grad():
             x = net.pixels.normalise(images)
-            _compare(read(x.cpu()).logits, net(x).logits.cpu(), file)
-        return f"{file} holds the net; gracecl.runs.export.load_net reads it"
-    program = _program(predictor, images)
+            ours = net(x).logits.cpu()
+            _compare(_run_program(file, images.cpu()), ours, file)
+            with suppress(CannotRebuild):
+                _compare(load_net(file)(x.cpu()).logits, ours, file)
+        return f"{file} holds the net; docs/reports.md says how to use it, with gracecl or without"
+    program = _exported(predictor, (images,), (BATCH,))
     if file.suffix == ".pt2":
         checkpoint.write_atomically(file, lambda beside: _save_program(program, beside, about))
         with torch.no_grad():
@@ -106,9 +116,37 @@ def export(engine: Engine, file: Path, rule: str | None, about: dict[str, Any]) 
     )
 
 
-def write_net(file: Path, net: TappedNet, means: Tensor | None, about: dict[str, Any]) -> None:
-    """Parameters and buffers by name, the class means if there are any, and in the header what the net is made of."""
-    tensors = {f"net.{name}": value.detach().cpu().contiguous().clone() for name, value in net.state_dict().items()}
+class CannotRebuild(UserError):
+    """A net is not what its expression makes."""
+
+
+class AsFunction(nn.Module):
+    """A net as a function of its weights and of raw images; it keeps neither."""
+
+    def __init__(self, net: TappedNet, pixels: Pixels) -> None:
+        super().__init__()
+        self._net, self._pixels = (net,), pixels  # in a tuple, so that its weights are not this module's
+
+    def forward(self, weights: dict[str, Tensor], images: Tensor) -> tuple[Tensor, Tensor]:
+        named = {name.removeprefix(OF_THE_NET): value for name, value in weights.items()}
+        out: Taps = torch.func.functional_call(self._net[0], named, (self._pixels.normalise(images),))
+        return out.logits, out.features
+
+
+def write_net(file: Path, net: TappedNet, images: Tensor, means: Tensor | None, about: dict[str, Any]) -> None:
+    """Parameters and buffers by name, the class means if there are any, and in the header what the net is made of.
+
+    With them, as bytes, the program that computes with them: whoever has PyTorch can use the net, without this library.
+    """
+    net = copy.deepcopy(net).cpu()
+    state = {name: value for name, value in net.state_dict().items() if not name.startswith("extras.")}
+    tensors = {f"{OF_THE_NET}{name}": value.detach().contiguous().clone() for name, value in sorted(state.items())}
+    function = AsFunction(net, Pixels(tuple(about["mean"]), tuple(about["std"])))
+    program = _exported(function, (tensors, images.cpu()), (dict.fromkeys(tensors), BATCH))
+    program.example_inputs = None  # they hold the weights once more
+    with io.BytesIO() as packed:
+        torch.export.save(program, packed)
+        tensors[PROGRAM] = torch.frombuffer(bytearray(zlib.compress(packed.getvalue())), dtype=torch.uint8)
     if means is not None:
         tensors["class_means"] = means.detach().cpu().contiguous().clone()
     metadata = {"format": "pt", "gracecl": json.dumps(about)}
@@ -116,20 +154,38 @@ def write_net(file: Path, net: TappedNet, means: Tensor | None, about: dict[str,
 
 
 def load_net(file: str | Path) -> TappedNet:
-    """The net that `write_net` wrote, in evaluation mode; it takes images that `net.pixels.normalise` made of raw ones."""
+    """The net that `write_net` wrote, in evaluation mode; it takes images that `net.pixels.normalise` made of raw ones.
+
+    A net whose heads or layers were changed by its method cannot be made anew; the program in the file computes it all the same.
+    """
     with safe_open(str(file), "pt") as saved:
         about = json.loads(saved.metadata()["gracecl"])
-        state = {name.removeprefix("net."): saved.get_tensor(name) for name in saved.keys() if name.startswith("net.")}  # noqa: SIM118
+        names = [name for name in saved.keys() if name.startswith(OF_THE_NET)]  # noqa: SIM118
+        state = {name.removeprefix(OF_THE_NET): saved.get_tensor(name) for name in names}
     pixels = Pixels(tuple(about["mean"]), tuple(about["std"]))
     net = nets.build(about["net"], tuple(about["shape"]), about["classes"], pixels, about["taps"])
-    net.load_state_dict({name: value for name, value in state.items() if not name.startswith("extras.")})
+    try:
+        net.load_state_dict(state)
+    except RuntimeError:
+        raise CannotRebuild(
+            f"{about['method']} gave the net in {file} other layers than {about['net']} has; use the program in the file, as "
+            "docs/reports.md shows"
+        ) from None
     return net.eval()
 
 
-def _program(predictor: Predictor, images: Tensor) -> torch.export.ExportedProgram:
-    batch = {0: torch.export.Dim("batch", min=1, max=65536)}
+def _run_program(file: Path, images: Tensor) -> Tensor:
+    """The logits of the program that a file of weights holds."""
+    tensors = dict(sorted(load_file(file).items()))
+    program = torch.export.load(io.BytesIO(zlib.decompress(tensors[PROGRAM].numpy().tobytes()))).module()
+    logits: Tensor = program({name: value for name, value in tensors.items() if name.startswith(OF_THE_NET)}, images)[0]
+    return logits
+
+
+def _exported(module: nn.Module, example: tuple[Any, ...], free: tuple[Any, ...]) -> torch.export.ExportedProgram:
+    """The module as a program; `free` says which sizes of its arguments may change."""
     with torch.no_grad():
-        return torch.export.export(predictor, (images,), dynamic_shapes=(batch,), strict=False)
+        return torch.export.export(module, example, dynamic_shapes=free, strict=False)
 
 
 def _save_program(program: torch.export.ExportedProgram, file: Path, about: dict[str, Any]) -> None:
