@@ -306,15 +306,15 @@ def test_a_learner_s_file_with_any_part_changed_is_loaded_or_refused_in_a_senten
 def test_a_run_s_checkpoint_with_any_part_changed_is_taken_or_refused_in_a_sentence(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every entry of another kind, under a digest that fits, of a run that has only its report left to make."""
+    """Every entry of another kind (one of three, by turns), under a digest that fits, of a run that has only its report to make."""
     monkeypatch.setattr(gracecl.report, "write_run_report", lambda *_: {})  # which takes longer than all the rest
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     (folder / "summary.json").unlink()
     file, said = folder / "checkpoint.safetensors", []
     state, whole = checkpoint.load(file), {path: path.read_bytes() for path in folder.iterdir()}
-    for place in places_in(state):
-        for replacement in (None, "x", []):
+    for number, place in enumerate(places_in(state)):
+        for replacement in ((None, "x", [])[number % 3],):
             for path, data in whole.items():
                 path.write_bytes(data)
             (folder / "summary.json").unlink(missing_ok=True)
@@ -328,7 +328,7 @@ def test_a_run_s_checkpoint_with_any_part_changed_is_taken_or_refused_in_a_sente
                 Work.begun(folder).carry_out()
             except UserError as error:
                 said.append(str(error))
-    assert len(said) > 100
+    assert len(said) > 50
     assert all(str(folder) in text for text in said)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import os
 import re
 import resource
@@ -25,7 +24,6 @@ def memory() -> int:
 
 def forget_peak() -> None:
     """From here on `peak_memory` is of what follows, as far as the system can tell: freed memory is given back first."""
-    gc.collect()
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
     if give_back is not None:
         give_back(0)

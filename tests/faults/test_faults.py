@@ -29,28 +29,30 @@ from machine import (
 from gracecl import Learner, UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+EVERY = 3
+"""of the calls, sizes and moments; `python tests/faults/machine.py` takes all of them"""
 DAMAGES = st.one_of(st.builds(flipped, st.integers(0, 1 << 30), st.integers(0, 7)), st.builds(cut, st.integers(0, 1 << 30)))
 HEADER_FLIPS = st.builds(header_flipped, st.integers(0, 1 << 30), st.integers(0, 7))
 TRIES = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 
 def test_a_process_that_is_killed_at_any_call_that_writes(made: Machine, count: Count) -> None:
-    for number, outcome in enumerate(kills(made), start=1):
+    for number, outcome in enumerate(kills(made, EVERY), start=1):
         count("kill -9 at a writing call", outcome)
-        assert outcome == "identical", f"at call {number}"
+        assert outcome == "identical", f"at the call of number {number}"
 
 
 def test_a_disk_that_is_full_at_any_size(made: Machine, count: Count) -> None:
-    for number, outcome in enumerate(full_disks(made)):
+    for number, outcome in enumerate(full_disks(made, EVERY)):
         count("disk full", outcome)
         assert outcome == "identical", f"at the size of number {number}"
 
 
 @pytest.mark.parametrize("kind", ["synced", "named"])
 def test_a_power_cut_at_any_moment(kind: Literal["synced", "named"], made: Machine, count: Count) -> None:
-    for number, outcome in enumerate(power_cuts(made, kind), start=1):
+    for number, outcome in enumerate(power_cuts(made, kind, EVERY), start=1):
         count(f"power cut, {'names and content' if kind == 'synced' else 'content'} as synced", outcome)
-        assert outcome == "identical", f"at moment {number}"
+        assert outcome == "identical", f"at the moment of number {number}"
 
 
 @pytest.mark.parametrize(("what", "name"), [*(("resume", name) for name in RESUMED), *(("report", name) for name in REPORTED)])

@@ -138,4 +138,4 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.engine.load_state_dict(state["engine"])
-        self.timing = Timing(**state["timing"])
+        self.timing = Timing(**{name: value + 0 for name, value in state["timing"].items()})  # what is no number fails here
