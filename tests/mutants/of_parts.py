@@ -55,7 +55,6 @@ PARTS = [
         ("by_layer[-1], by_layer.mean(dim=0)", "by_layer[0], by_layer.mean(dim=0)"),
         ("by_layer[-1], by_layer.mean(dim=0)", "by_layer[-1], by_layer.amax(dim=0)"),
         ("by_layer.log_softmax(dim=-1).logsumexp(dim=0)", "by_layer.logsumexp(dim=0)"),
-        ("- math.log(len(by_layer))", ""),
         ("enumerate(by_layer, start=1)", "enumerate(by_layer.flip(0), start=1)"),
         ("100 * float(r) / int(n)", "100 * float(r) / int(size.max())"),
         ("guesses.setdefault(rule, []).append(scores.argmax(dim=1))", "guesses.setdefault(rule, []).append(scores.argmin(dim=1))"),
@@ -79,8 +78,9 @@ PARTS = [
         "oracle/test_controllers.py oracle/test_grace.py",
         ("self.sources >= MEMORY_SOURCE", "self.sources < MEMORY_SOURCE"),
         ("(self.step + 1) % every == 0", "self.step % every == 0"),
-        ("return self.seen & ~self.current", "return self.seen"),
     ),
+    *of("core.py", "oracle/test_lucir.py oracle/test_lode.py", ("return self.seen & ~self.current", "return self.seen")),
+    *of("engine/evaluate.py", "oracle/test_mirrored.py", ("- math.log(len(by_layer))", "")),
     # Nets.
     *of(
         "nets/resnet.py",
@@ -216,7 +216,7 @@ PARTS = [
         "nets/teacher.py",
         "oracle/test_lwf.py oracle/test_icarl.py oracle/test_co2l.py",
         ("return twin.requires_grad_(False).eval()", "return twin.requires_grad_(False).train()"),
-        ("self.classes[list(knows)] = True", "self.classes.zero_()[list(knows)] = True"),
+        ("self.classes[list(knows)] = True", "self.classes[list(knows)] = False"),
         (
             "self.copy = frozen_copy(self.net).train(self.training)\n        self.classes",
             "self.copy = self.net\n        self.classes",

@@ -144,9 +144,10 @@ def test_weights_depend_on_the_seed_alone() -> None:
 # What the net computes.
 
 
-def test_stacked_heads_are_separate_linear_layers() -> None:
-    head, x = StackedLinear(3, 5, 2), torch.randn(3, 4, 5)
-    for layer in range(3):
+@pytest.mark.parametrize("layers", [1, 3])
+def test_stacked_heads_are_separate_linear_layers(layers: int) -> None:
+    head, x = StackedLinear(layers, 5, 2), torch.randn(layers, 4, 5)
+    for layer in range(layers):
         expected = F.linear(x[layer], head.weight[layer].T, head.bias[layer, 0])
         torch.testing.assert_close(head(x)[layer], expected)
 
@@ -177,10 +178,11 @@ def test_gate_is_the_formula() -> None:
     torch.testing.assert_close(gate(x), x * torch.sigmoid(up(coarse)))
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("size", [(4, 4, 8, 8), (16, 16, 32, 32), (5, 3, 9, 5), (1, 2, 1, 3)])
-def test_enlarging_is_bilinear_interpolation(size: tuple[int, int, int, int]) -> None:
+def test_enlarging_is_bilinear_interpolation(size: tuple[int, int, int, int], layout: torch.memory_format) -> None:
     h, w, height, width = size
-    maps = torch.randn(3, 2, h, w, dtype=torch.float64, requires_grad=True)
+    maps = torch.randn(3, 2, h, w, dtype=torch.float64).contiguous(memory_format=layout).requires_grad_()
     ours, theirs = enlarge(maps, height, width), F.interpolate(maps, (height, width), mode="bilinear", align_corners=False)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     slope = torch.randn_like(ours)
