@@ -40,7 +40,7 @@ def measure(
     Args:
         parts: what to measure
         quick: tiny nets and few repeats, to see that it works; the figures mean little
-        json: file for the rows
+        json: file for the rows; profile and cost print a page and have none
         threads: of this process (default: all cores)
         mose: for the part authors, your checkout of the MOSE authors' program, https://github.com/AnAppleCore/MOSE
     """
