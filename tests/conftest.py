@@ -7,10 +7,20 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from gracecl.runs import jobs
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest tests first, so that no process waits for the other's last one."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_run_at_a_time() -> Iterator[None]:
+    """Tests run side by side already; runs in processes of their own would load everything anew. Tests of that say --jobs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jobs, "cores", lambda: 1)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

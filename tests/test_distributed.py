@@ -58,35 +58,44 @@ def train(net: nn.Module, feedback: gracecl.Feedback, rank: int, world: int) -> 
     return {"weights": weights, "history": feedback.history, "accuracy": feedback.accuracy}
 
 
-def process(rank: int, port: int, options: dict[str, bool], controller: str, folder: Path) -> None:
+OPTIONS: dict[str, dict[str, bool]] = {
+    "plain": {},
+    "static": {"static_graph": True},
+    "unused": {"find_unused_parameters": True},
+}
+"""of DistributedDataParallel"""
+CONTROLLER = "paper(beta=0.5, adaptive=True)"
+
+
+def process(rank: int, port: int, folder: Path) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", rank=rank, world_size=WORLD)
-    net = DistributedDataParallel(make(), **options)
-    torch.save(train(net, gracecl.Feedback(4, controller), rank, WORLD), folder / f"{rank}.pt")
+    for name, options in OPTIONS.items():
+        net = DistributedDataParallel(make(), **options)
+        torch.save(train(net, gracecl.Feedback(4, CONTROLLER), rank, WORLD), folder / f"{name}-{rank}.pt")
     distributed.destroy_process_group()
 
 
-def both(options: dict[str, bool], controller: str, folder: Path) -> list[dict[str, Any]]:
+@pytest.mark.slow
+def test_processes_have_one_net_and_one_feedback(tmp_path: Path) -> None:
+    """The weights stay equal, and so do α and γ; together they make the steps of one process that has all the images."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    multiprocessing.spawn(process, (port, options, controller, folder), nprocs=WORLD)
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(WORLD)]
+    multiprocessing.spawn(process, (port, tmp_path), nprocs=WORLD)
+    for name in OPTIONS:
+        check_equal(*(torch.load(tmp_path / f"{name}-{rank}.pt", weights_only=False) for rank in range(WORLD)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"find_unused_parameters": True}], ids=str)
-def test_processes_have_one_net_and_one_feedback(options: dict[str, bool], tmp_path: Path) -> None:
-    """The weights stay equal, and so do α and γ; together they make the steps of one process that has all the images."""
-    first, second = both(options, "paper(beta=0.5, adaptive=True)", tmp_path)
+def check_equal(first: dict[str, Any], second: dict[str, Any]) -> None:
     for one, other in zip(first["weights"], second["weights"], strict=True):
         assert torch.equal(one, other)
     for name in ("alpha", "gamma", "H"):
         assert (first["history"][name] == second["history"][name]).all(), name
     assert torch.equal(first["accuracy"], second["accuracy"])
     assert (first["history"]["alpha"][1:] != 1).any()
-    alone = train(make(), gracecl.Feedback(4, "paper(beta=0.5, adaptive=True)"), 0, 1)
+    alone = train(make(), gracecl.Feedback(4, CONTROLLER), 0, 1)
     for name in ("alpha", "gamma", "H"):
         torch.testing.assert_close(torch.from_numpy(first["history"][name]), torch.from_numpy(alone["history"][name]))
     for one, other in zip(first["weights"], alone["weights"], strict=True):

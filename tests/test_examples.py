@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+import warm
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -31,9 +31,7 @@ def test_example_runs(example: Path, tmp_path: Path) -> None:
     if needed and importlib.util.find_spec(needed) is None:
         pytest.skip(f"{needed} is not installed")
     torchvision = "torchvision" if importlib.util.find_spec("torchvision") else "none"
-    command = [sys.executable, "-c", PRELUDE, str(example), torchvision]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+    done = warm.python(["-c", PRELUDE, str(example), torchvision], tmp_path, os.environ)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 

@@ -169,13 +169,14 @@ def test_files_that_hold_no_results(tmp_path: Path, capsys: pytest.CaptureFixtur
 # --- models
 
 
-@pytest.fixture(scope="module", params=["er()", "grace(mose())"])
+@pytest.fixture(scope="module", params=["er() on mlp(width=8)", "grace(mose()) on resnet18(width=4)"])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run that predicts by its head, and one by class means over taps."""
     out = tmp_path_factory.mktemp("trained")
-    words = shlex.split("--net 'resnet18(width=4)' --memory 30 --steps 12 --jobs 1 --threads 1 --defaults none")
+    method, net = request.param.split(" on ")
+    words = shlex.split(f"--net '{net}' --memory 30 --steps 12 --jobs 1 --threads 1 --defaults none")
     stream = "split-digits(size=8, classes='0-3', tasks=2)"
-    assert cli.call(["run", request.param, "--stream", stream, *words, "--out", str(out)]) == 0
+    assert cli.call(["run", method, "--stream", stream, *words, "--out", str(out)]) == 0
     [run] = find_runs(out)
     return run.path
 

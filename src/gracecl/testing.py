@@ -130,17 +130,19 @@ def rows_are_per_layer_and_finite(method: str) -> None:
 
 
 def resumes_exactly(method: str, net: str | None = None, stops: Iterable[int] | None = None, until: int | None = None) -> None:
-    """Saved and loaded at any step (in a task, at its end, before the first), it goes on to the same bits."""
+    """Saved and loaded at any step (in a task, at its end, before the first), it goes on to the same bits; saving moves nothing."""
     stream = parse_method(method).stream(toy_stream())
-    whole = toy_engine(method, net=net)
-    outcomes = feed(whole, stream, until)
+    stops = sorted(stops or {0, 1, len(stream) // 3, len(stream) // 2, len(stream) - 1})
+    whole, outcomes = toy_engine(method, net=net), list[StepResult | None]()
     with tempfile.TemporaryDirectory() as folder:
-        for at in stops or {0, 1, len(stream) // 3, len(stream) // 2, len(stream) - 1}:
-            first = toy_engine(method, net=net)
-            feed(first, stream, until=at)
-            checkpoint.save(Path(folder) / "state", first.state_dict())
+        saved = {at: Path(folder) / str(at) for at in stops}
+        for at, file in saved.items():
+            outcomes += feed(whole, stream, at)
+            checkpoint.save(file, whole.state_dict())
+        outcomes += feed(whole, stream, until)
+        for at, file in saved.items():
             second = toy_engine(method, net=net)
-            second.load_state_dict(checkpoint.load(Path(folder) / "state"))
+            second.load_state_dict(checkpoint.load(file))
             for step, outcome in enumerate(feed(second, stream, until), start=at):
                 expected = outcomes[step]
                 if expected is None or outcome is None:
