@@ -181,11 +181,33 @@ def test_bayes_is_the_posterior_mean_at_the_relative_entropies() -> None:
     assert other.argsort().tolist() == h.argsort(descending=True).tolist()
 
 
-def test_balance_makes_the_entropy_gradient_a_fixed_share_of_the_cross_entropy_gradient() -> None:
+@pytest.mark.parametrize("mode", ["alg1", "cpr", "target", "deviation", "cpr_literal", "uniform", "none"])
+def test_the_slope_of_a_reading_s_term_is_its_derivative_by_the_layer_s_own_entropy(mode: str) -> None:
+    """Other layers have no part in it: the mean entropy that `deviation` compares with is a constant."""
+    rule, signals, weights = (
+        rules.build(f"paper(beta=0.3, entropy_mode='{mode}')"),
+        Signals(some_logits(), UNKNOWN),
+        torch.arange(1.0, 5),
+    )
+    _, gamma = rule(signals)
+    [found] = torch.autograd.grad((weights * rule.term(signals, gamma)).sum(), signals.entropy)
+    torch.testing.assert_close(found, weights * rule.slope(signals, gamma))
+    if mode == "deviation":
+        h = signals.entropy.detach()
+        torch.testing.assert_close(found, weights * 0.3 * 2 * (h - h.mean()))
+
+
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("classes", [None, torch.arange(6) < 4])
+def test_balance_makes_the_entropy_gradient_a_fixed_share_of_the_cross_entropy_gradient(
+    summed: bool, classes: Tensor | None
+) -> None:
     logits, y = some_logits(), torch.arange(20) % 6
     accuracy = torch.tensor([0.4, 0.5, 0.7, 0.9])
-    alpha, gamma = rules.build("balance(share=0.03, limit=1e9)")(Signals(logits, accuracy, y))
-    [of_entropy] = torch.autograd.grad((gamma * entropy(logits)).sum(), logits)
+    alpha, gamma = rules.build("balance(share=0.03, limit=1e9, adaptive=True)")(
+        Signals(logits, accuracy, y, classes, summed=summed)
+    )
+    [of_entropy] = torch.autograd.grad((gamma * entropy(logits, classes)).sum() * (20 if summed else 1), logits)
     [of_cross_entropy] = torch.autograd.grad((alpha * cross_entropy(logits, y)).sum(), logits)
     shares = of_entropy.flatten(1).norm(dim=1) / of_cross_entropy.flatten(1).norm(dim=1)
     assert shares.tolist() == pytest.approx([0.03] * 4, rel=1e-4)
@@ -209,6 +231,14 @@ def test_pi_drives_every_layer_to_the_target(target: float) -> None:
     reached = entropy(logits) / math.log(6)
     assert reached.tolist() == pytest.approx([target] * 4, abs=0.02)
     assert np.abs(feedback.history["H"][0] / math.log(6) - target).max() > 0.1
+
+
+@pytest.mark.parametrize("summed", [False, True])
+def test_pi_measures_the_entropy_against_that_of_a_head_that_knows_nothing(summed: bool) -> None:
+    rule, flat = rules.build("pi(target=0.25, proportional=1.0, integral=0.0, beta=1.0)"), torch.zeros(4, 20, 6)
+    for classes in (None, torch.arange(6) < 4):
+        _, gamma = rule(Signals(flat, UNKNOWN, classes=classes, summed=summed))
+        assert gamma.tolist() == pytest.approx([1 - 0.25] * 4), "a flat head is as uncertain as one can be among these classes"
 
 
 def test_pi_stops_adding_up_at_its_limit() -> None:

@@ -186,6 +186,15 @@ def test_notes_follow_their_image() -> None:
         np.testing.assert_array_equal(memory.attributes["weight"][: len(memory)].numpy(), -kept)
 
 
+def test_an_image_without_notes_does_not_inherit_those_of_the_one_it_replaces() -> None:
+    memory, rng = Memory(6, SHAPE), np.random.default_rng(3)
+    offer(memory, np.arange(6), rng, score=torch.full((6,), 7.0))
+    replaced = np.concatenate([offer(memory, np.arange(start, start + 6), rng) for start in range(6, 60, 6)])
+    assert 0 < len(set(replaced.tolist())) <= 6
+    expected = [0.0 if image >= 6 else 7.0 for image in held(memory).tolist()]
+    assert memory.attributes["score"].tolist() == expected
+
+
 def test_content_does_not_depend_on_what_was_drawn() -> None:
     quiet, busy = Memory(10, SHAPE), Memory(10, SHAPE)
     a, b, other = np.random.default_rng(4), np.random.default_rng(4), np.random.default_rng(9)
