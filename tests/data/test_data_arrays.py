@@ -112,6 +112,8 @@ def test_both_sides_of_a_split_get_an_image_of_every_class():
     labels = np.array([0, 0, 1, 1, 1, 2])
     held = held_out(list("abcdef"), labels, 0.01, seed=0)
     assert [int(held[labels == k].sum()) for k in range(3)] == [1, 1, 0]
+    held = held_out(list("abcdef"), labels, 0.99, seed=0)
+    assert [int(held[labels == k].sum()) for k in range(3)] == [1, 2, 1]
 
 
 @pytest.mark.parametrize("label", [2**64 - 1, 2**63, 10**9])

@@ -110,6 +110,14 @@ def test_the_unit_prior(tau: float, expected: str) -> None:
     assert f"{Strength(tau=tau).centre:.5f}" == expected
 
 
+@pytest.mark.parametrize("strength", [Strength(mu0=-1.0, tau=0.7), Strength(sigma=2, tau=1), Strength(mu0=0.0, tau=1.5)], ids=repr)
+def test_at_rest_nothing_pulls(strength: Strength) -> None:
+    """The start of every search: both derivatives vanish there."""
+    m, s = (torch.tensor([value], dtype=torch.float64) for value in strength.at_rest)
+    for derivative in strength.gradient(m, s, torch.zeros(1, dtype=torch.float64)):
+        assert derivative.item() == pytest.approx(0, abs=1e-6)
+
+
 @pytest.mark.parametrize("strength", [*OPTIONS[1::2], Strength(sigma=20, tau=5), Strength(sigma=0.01, tau=3)], ids=repr)
 def test_unit_means_one_where_nothing_deviates(strength: Strength) -> None:
     """Also where s is held by its limits, as in the last two."""

@@ -254,6 +254,20 @@ def test_pi_stops_adding_up_at_its_limit() -> None:
     assert torch.equal(again(Signals(certain, UNKNOWN))[1], rule(Signals(certain, UNKNOWN))[1])
 
 
+def test_pi_is_its_equation_step_by_step() -> None:
+    """Up to the limits of the sum and of γ, and back from them."""
+    rule, total = rules.build("pi(target=0.5, proportional=2.0, integral=0.1, limit=5.0, beta=0.5)"), 0.0
+    certain, flat = torch.zeros(4, 20, 6), torch.zeros(4, 20, 6)
+    certain[..., 0] = 50.0
+    for step in range(230):
+        logits, error = (flat, 0.5) if step < 200 else (certain, -0.5)
+        expected = 0.5 * max(-5.0, min(5.0, 2.0 * error + 0.1 * total))
+        assert rule(Signals(logits, UNKNOWN))[1].tolist() == pytest.approx([expected] * 4, abs=1e-5), step
+        rule.after_step(Signals(logits, UNKNOWN))
+        total = max(-50.0, min(50.0, total + error))
+    assert total == 35
+
+
 # A loop of one's own.
 
 
@@ -296,7 +310,8 @@ def test_the_objective_is_the_papers_and_it_logs_itself() -> None:
 
 def test_a_long_history_is_whole_and_tells_how_the_gradients_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gracecl.controllers.feedback.FETCH_EVERY", 3)
-    feedback, y = Feedback(4), torch.arange(20) % 6
+    feedback, y = Feedback(4, "paper(adaptive=True)"), torch.arange(20) % 6
+    feedback.accuracy = torch.tensor([0.4, 0.5, 0.7, 0.9])
     expected = []
     for number in range(8):
         logits = some_logits(number)
@@ -306,7 +321,9 @@ def test_a_long_history_is_whole_and_tells_how_the_gradients_compare(monkeypatch
             assert len(feedback.history["H"]) == 5
     np.testing.assert_allclose(feedback.history["H"], expected, rtol=1e-6)
     [of_entropy] = torch.autograd.grad((torch.tensor(feedback.history["gamma"][-1]) * entropy(logits)).sum(), logits)
-    [of_cross_entropy] = torch.autograd.grad(cross_entropy(logits, y).sum(), logits)
+    alpha = torch.tensor(feedback.history["alpha"][-1])
+    assert len(set(alpha.tolist())) == 4
+    [of_cross_entropy] = torch.autograd.grad((alpha * cross_entropy(logits, y)).sum(), logits)
     ratio = of_entropy.flatten(1).norm(dim=1) / of_cross_entropy.flatten(1).norm(dim=1)
     assert feedback.history["gradient_ratio"].shape == (4, 4)
     np.testing.assert_allclose(feedback.history["gradient_ratio"][-1], ratio, rtol=1e-4)

@@ -193,9 +193,21 @@ def test_the_hash_says_what_is_learned_in_which_order() -> None:
         split(dataclasses.replace(EVEN, train_y=touched_y), 0, tasks=3),
         split(dataclasses.replace(EVEN, test_x=touched_test), 0, tasks=3),
         split(EVEN, 0, tasks=3).cut(4),
+        dataclasses.replace(split(EVEN, 0, tasks=3), test_task=split(EVEN, 0, tasks=3).test_task[::-1].copy()),
         shuffled(split(EVEN, 0, tasks=3), 0),
     ]
     assert len({stream.hash for stream in different}) == len(different)
+
+
+def test_the_test_images_are_those_of_whole_tasks() -> None:
+    """A task of which one class was met is tested on all of its classes."""
+    stream = split(EVEN, 0, tasks=3)
+    images, labels, tasks = stream.test_images({0})
+    rows = np.flatnonzero(stream.test_task == stream.test_task[stream.data.test_y == 0][0])
+    assert len(set(labels.tolist())) == 2
+    np.testing.assert_array_equal(labels, stream.data.test_y[rows])
+    np.testing.assert_array_equal(tasks, stream.test_task[rows])
+    assert torch.equal(images, stream.data.test_x[torch.from_numpy(rows)])
 
 
 def test_the_hash_changes_with_nothing_else() -> None:
