@@ -264,12 +264,12 @@ def jitter_by_loops(image: np.ndarray, brightness: float, contrast: float, satur
 
 
 def test_colour_jitter_is_the_loop() -> None:
-    operation = ColourJitter(0.4, 0.4, 0.4, 0.1, p=1.0)
+    operation = ColourJitter(0.4, 0.3, 0.2, 0.1, p=1.0)
     x, u = images(12, 4, 3).double(), numbers(12, operation)
     got = operation(x, u, NO_CHANGE).numpy()
     for n in range(12):
         b, c, s, h = 2 * u[n, 1:] - 1
-        expected = jitter_by_loops(x[n].numpy(), 1 + 0.4 * b, 1 + 0.4 * c, 1 + 0.4 * s, 0.1 * h)
+        expected = jitter_by_loops(x[n].numpy(), 1 + 0.4 * b, 1 + 0.3 * c, 1 + 0.2 * s, 0.1 * h)
         np.testing.assert_allclose(got[n], expected, atol=1e-6)
 
 
