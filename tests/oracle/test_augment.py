@@ -360,6 +360,7 @@ def test_the_named_views_are_the_specified_ones() -> None:
     assert AUGMENTATIONS["simclr"] == (Flip(0.5), *AUGMENTATIONS["tau"])
     assert AUGMENTATIONS["partial"] == (PadCrop(4), Flip(0.5))
     assert AUGMENTATIONS["full"] == (ResizedCrop(0.2, 1.0), Flip(0.5), ColourJitter(0.4, 0.4, 0.4, 0.1, 0.8), Grey(0.2))
+    assert AUGMENTATIONS["mild"] == (Grey(0.2), ResizedCrop(0.6, 1.0))
     assert AUGMENTATIONS["crop"] == (ResizedCrop(0.05, 1.0), Flip(0.5))
 
 
