@@ -30,6 +30,14 @@ def test_the_forgettings_differ() -> None:
     assert metrics.bwt(MATRIX) == pytest.approx((-20 + 5) / 2)
 
 
+def test_what_is_forgotten_is_the_best_that_ever_was() -> None:
+    """Task 1 had 70 when it was learned, 85 later and 60 at last; task 2 had 90 and 50."""
+    matrix = np.array([[70.0, np.nan, np.nan], [85.0, 90.0, np.nan], [60.0, 50.0, 40.0]])
+    assert metrics.forgetting(matrix) == pytest.approx(((85 - 60) + (90 - 50)) / 2)
+    assert metrics.forgetting_mose(matrix) == pytest.approx(((85 - 60) + (90 - 50)) / 3)
+    assert metrics.bwt(matrix) == pytest.approx(((60 - 70) + (50 - 90)) / 2)
+
+
 def test_minus_backward_transfer_never_exceeds_forgetting() -> None:
     for seed in range(20):
         matrix = np.random.default_rng(seed).uniform(0, 100, (5, 5))
