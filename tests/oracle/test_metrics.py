@@ -87,6 +87,8 @@ def test_a_matrix_is_square() -> None:
 
 def test_every_metric_has_a_direction() -> None:
     assert {*metrics.MATRIX_METRICS, *metrics.ANYTIME_METRICS, "ece", "nll"} == set(metrics.HIGHER_IS_BETTER)
+    lower = {name for name, higher in metrics.HIGHER_IS_BETTER.items() if not higher}
+    assert lower == {"forgetting", "forgetting_mose", "ece", "nll"}
 
 
 def test_any_time_average() -> None:
