@@ -98,12 +98,15 @@ def test_seeds_for_a_power_of_eighty_percent(effect: float, seeds: int) -> None:
     assert difference.std == 1.0
     assert statistics.seeds_to_tell(difference, effect) == seeds
     assert statistics.seeds_to_tell(difference, -effect) == seeds
+    twice_as_wide = statistics.paired([2.0, 4.0, 6.0], [0.0, 0.0, 0.0])
+    assert statistics.seeds_to_tell(twice_as_wide, 2 * effect) == seeds
 
 
-def test_power_against_simulated_seeds() -> None:
-    drawn = np.random.default_rng(0).normal(1.0, 1.0, (20_000, 6))
+@pytest.mark.parametrize("seeds", [4, 6])
+def test_power_against_simulated_seeds(seeds: int) -> None:
+    drawn = np.random.default_rng(0).normal(1.0, 1.0, (20_000, seeds))
     found = (stats.ttest_1samp(drawn, 0.0, axis=1).pvalue < 0.05).mean()
-    assert statistics.power(6, 1.0) == pytest.approx(found, abs=0.01)
+    assert statistics.power(seeds, 1.0) == pytest.approx(found, abs=0.01)
 
 
 def test_seeds_that_cannot_be_named() -> None:
