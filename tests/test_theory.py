@@ -309,6 +309,9 @@ def test_kl_of_gaussians_against_pytorch_and_the_closed_form() -> None:
     # The paper's (κ/2)‖·‖² + C is the same for one variance everywhere and above it for several.
     assert bounds.printed_kl(before, after, same, same) == pytest.approx(bounds.gaussian_kl(before, after, same, same))
     assert bounds.printed_kl(before, after, prior, posterior) > expected
+    constant = sum(before[name].numel() / 2 * (w / v - 1 - math.log(w / v)) for name, v, w in (("a", 0.3, 0.6), ("b", 2.0, 0.5)))
+    printed = (1 + 1 + 0.25) / (2 * 0.3) + constant
+    assert bounds.printed_kl(before, after, prior, posterior) == pytest.approx(printed)
 
 
 def test_another_posterior_variance_is_ruinous_in_many_dimensions() -> None:
