@@ -237,6 +237,19 @@ def test_a_way_that_curves_downwards_makes_the_theorem_not_applicable() -> None:
     assert Forgetting(1, 3, 0.1, 1.0, 1.0, 3.5, (later, segment), 0.0).printed("secant") is None, "one bad segment is enough"
 
 
+@pytest.mark.parametrize(("end", "stationary"), [(0.0099, True), (0.0101, False), (0.5, False)])
+def test_stationary_is_a_hundredth_of_the_gradient_before(end: float, stationary: bool) -> None:
+    parabola = Objective([lambda theta: theta["a"] ** 2 / 2])
+    assert bounds.measure_segment(parabola, point(1), point(end)).stationary is stationary
+
+
+def test_the_entropy_s_gradient_is_the_largest_on_the_way() -> None:
+    """H = sin x on [-1, 1] is steepest in the middle, H = cos x at the ends."""
+    objective = Objective([lambda theta: torch.cat([theta["a"] ** 2, torch.sin(theta["a"]), torch.cos(theta["a"])])], 0.1, 0.4)
+    segment = bounds.measure_segment(objective, point(-1), point(1), points=3)
+    assert segment.entropy_gradients == pytest.approx((1.0, math.sin(1)))
+
+
 def test_a_task_that_moved_nothing_is_not_applicable_and_no_fault() -> None:
     segment = bounds.measure_segment(bowl(0, 0.1).objective(), point(1, 2, 3), point(1, 2, 3))
     assert segment.length == 0
