@@ -234,6 +234,7 @@ def test_a_way_that_curves_downwards_makes_the_theorem_not_applicable() -> None:
     assert pair.printed() is None
     assert pair.second_form() is None
     assert pair.corrected("secant") is not None
+    assert dataclasses.replace(pair, steepness=3.0, chord_steepness=2.0).by_distance == pytest.approx(3 * 3.5)
     assert Forgetting(1, 3, 0.1, 1.0, 1.0, 3.5, (later, segment), 0.0).printed("secant") is None, "one bad segment is enough"
 
 
