@@ -165,15 +165,18 @@ def test_every_quantity_of_the_printed_bound_on_quadratics() -> None:
     # Every task has the entropies of its own images.
     c_delta = math.sqrt(sum(max(float(task.slopes[layer].norm()) for task in bowls[1:]) ** 2 for layer in range(2)))
     assert pair.entropy_lipschitz == pytest.approx(c_delta)
-    total = 0.0
+    total = second = 0.0
     for task, before, after in zip(bowls[1:], corners, corners[1:], strict=False):
         u = (after - before) / (after - before).norm()
         mu = float(u @ task.hessian @ u)
         deviation = float(((task.slopes @ before - 0.4) ** 2).sum())
         risk = float((task.matrix @ (before - task.centre)).norm())
         total += (risk + 2 * 0.3 * c_delta * math.sqrt(deviation)) / mu
+        gradient = float((task.hessian @ (before - task.minimiser)).norm())
+        second += (gradient + 4 * 0.3 * c_delta * math.sqrt(deviation)) / mu
     assert pair.printed() == pytest.approx(steepness * total)
     assert pair.printed("secant") == pytest.approx(steepness * total)
+    assert pair.second_form() == pytest.approx(steepness * second)
     away = corners[-1] - first.minimiser
     assert pair.measured == pytest.approx(float(away @ first.hessian @ away) / 2)
 
