@@ -17,6 +17,8 @@ from rich.table import Table
 from gracecl.errors import UserError
 from gracecl.files import replacing
 from gracecl.report import figures, find_runs, read_run, summary, tables, write_comparison, write_run_report
+from gracecl.report.groups import Group
+from gracecl.report.runs import Run, measure
 from gracecl.report.style import spread
 from run_folders import STEPS_PER_TASK, write_run
 
@@ -54,6 +56,28 @@ def test_a_run_is_read(root: Path) -> None:
     steps, rows = run.seen("ncm_mean")
     assert steps == [19, 39, 59, 79, 99, 119]
     assert [len(row) for row in rows] == [1, 1, 2, 2, 3, 3]
+
+
+def evaluated(*evals: tuple[int, bool, list[float]], **timing: float) -> Run:
+    """A run with these evaluations: task, whether it ended there, accuracies."""
+    records = [
+        {"step": step, "task": task, "task_end": end, "accuracy": {"linear_last": row}}
+        for step, (task, end, row) in enumerate(evals)
+    ]
+    return Run(Path("run"), {"rule": "linear_last", "method": "er()"}, [], records, [], dict(timing))
+
+
+def test_a_task_that_has_not_ended_is_not_in_the_matrix_and_counts_at_any_time() -> None:
+    run = evaluated((0, False, [30.0]), (0, True, [80.0]), (1, False, [60.0, 20.0]))
+    assert run.matrix("linear_last").tolist() == [[80.0]]
+    found = measure(run, "linear_last")
+    assert (found["acc"], found["learning_acc"]) == (80.0, 80.0)
+    assert found["aaa"] == pytest.approx((30 + 80 + 40) / 3)
+
+
+def test_a_cost_is_the_mean_over_seeds() -> None:
+    group = Group("er()", [evaluated(train_seconds=3.0), evaluated(train_seconds=5.0)], 0, "linear_last")
+    assert group.cost("seconds") == 4.0
 
 
 def test_runs_are_found_in_the_order_of_seeds(tmp_path: Path) -> None:

@@ -11,10 +11,13 @@ import shutil
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -24,9 +27,12 @@ from gracecl.theory import bounds, page
 from gracecl.theory.bounds import Forgetting, Objective, Point
 from gracecl.theory.measure import (
     NO_SCALE,
+    Images,
     Noise,
+    PacBayesTask,
     Search,
     Settings,
+    choose_noise,
     drawn,
     fold,
     fold_norms,
@@ -359,6 +365,62 @@ def test_draws_have_the_variance_asked_for_and_depend_on_their_key() -> None:
     assert float((one["w"] - 3).square().mean()) == pytest.approx(0.25, rel=0.03)
 
 
+class Threshold(nn.Module):
+    """Says class 1 where w is above an image's grey level."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Any:
+        margin = self.w - x.flatten(1).mean(dim=1)
+        return SimpleNamespace(logits=torch.stack([torch.zeros_like(margin), margin], dim=-1)[None])
+
+
+LEVELS = torch.arange(300, dtype=torch.float32) / 300
+IMAGES = Images(Threshold(), lambda x: x.float(), LEVELS.view(-1, 1, 1, 1), torch.zeros(300, dtype=torch.int64), "last", False)
+"""more than fit into one batch; all are of class 0"""
+
+
+def wrong(theta: Point, images: int = 300) -> float:
+    return float((theta["w"] > LEVELS[:images]).float().mean())
+
+
+def test_every_variance_that_is_tried_pays_for_the_choice() -> None:
+    before, after = {"w": torch.tensor([0.1])}, {"w": torch.tensor([0.4])}
+    search = choose_noise(IMAGES, before, after, 300, Settings(delta=0.1), seed=3)
+    assert [(noise.family, noise.rung) for noise in search.tried] == [
+        (f, r) for f in ("isotropic", "relative") for r in range(1, 13)
+    ]
+    assert search.error == pytest.approx(wrong(after, 256))
+    for noise in search.tried:
+        assert noise.variance == 4.0 ** (1 - noise.rung)
+        spread = noise.variance * (1.0 if noise.family == "isotropic" else 0.01)
+        assert noise.kl == pytest.approx(0.3**2 / (2 * spread), rel=1e-5)
+        draws = [drawn(after, {"w": spread}, 3, "theory search", draw) for draw in range(3)]
+        assert noise.training_error == pytest.approx(np.mean([wrong(theta, 256) for theta in draws]), abs=1e-6)
+        paid = noise.kl + math.log(2 * math.pi**2 * noise.rung**2 / 6)
+        assert noise.bound == pytest.approx(noise.training_error + bounds.complexity(paid, 300, 0.1))
+
+
+def test_the_error_and_its_standard_error_are_those_of_the_draws() -> None:
+    before, after = {"w": torch.tensor([0.1])}, {"w": torch.tensor([0.4])}
+    task = PacBayesTask(2, 300, IMAGES, IMAGES.first(100), 0.0, math.nan)
+    found = task.measure(Noise("isotropic", 3, 0.0625, 0.0, 0.0, 0.0), before, after, Settings(draws=5), seed=7)
+    errors = [wrong(drawn(after, {"w": 0.0625}, 7, "theory", 2, draw)) for draw in range(5)]
+    assert found.training_error == pytest.approx(np.mean(errors), abs=1e-6)
+    assert found.spread == pytest.approx(stats.sem(errors), rel=1e-4)
+    assert found.cost == pytest.approx(math.log(2 * math.pi**2 * 3**2 / 6))
+    assert found.net_error == pytest.approx(wrong(after, 100))
+
+
+def test_the_steepest_place_may_be_on_an_earlier_segment() -> None:
+    parabola = Objective([lambda theta: theta["a"] ** 2 / 2])
+    thetas = [point(value) for value in (3, 0, 5, 1, 2)]
+    pairs = forgetting_of_all_pairs([parabola] * 4, thetas, [], 3, lambda done: None)
+    assert {(pair.old, pair.new): pair.steepness for pair in pairs}[1, 4] == pytest.approx(5.0)
+
+
 def test_the_chosen_and_the_tolerated_variance() -> None:
     tried = (
         Noise("isotropic", 1, 1.0, 5.0, 0.9, 0.95),
@@ -373,7 +435,7 @@ def test_the_chosen_and_the_tolerated_variance() -> None:
 
 @pytest.mark.parametrize("shape", [(5, 3, 4, 4), (5, 3)])
 def test_batch_norm_as_scale_and_shift_is_batch_norm(shape: tuple[int, ...]) -> None:
-    norm = (nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d)(3)
+    norm = (nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d)(3, eps=0.5)
     x = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
     for _ in range(3):
         norm(x * 3 + 1)
