@@ -597,6 +597,23 @@ def test_heldout_images_are_within_the_budget_and_never_replayed() -> None:
     assert 0.04 < heldout.offered / offered < 0.18
 
 
+def test_a_tenth_of_the_images_is_held_out() -> None:
+    engine, data = make_engine("grace(er(), val_source='heldout')"), numbered(4, 1000)
+    new = engine.meet(StreamBatch(data.train_x, data.train_y, task=0))
+    engine.method.store(engine.memories, new, np.random.default_rng(0), {})
+    assert engine.memories["heldout"].offered == pytest.approx(400, abs=60)  # three standard deviations
+    assert engine.memories.replay.offered == 4000 - engine.memories["heldout"].offered
+
+
+def test_without_task_marks_alpha_is_renewed_by_the_clock() -> None:
+    engine, data = make_engine("grace(er(n_recall=8), refresh_every=6)"), numbered(4, 60)
+    looked = []
+    engine.method.look_back = lambda memories, progress: looked.append(progress.step)  # type: ignore[method-assign]
+    for start in range(0, 200, 10):
+        engine.learn(StreamBatch(data.train_x[start : start + 10], data.train_y[start : start + 10]))
+    assert looked == [5, 11, 17]
+
+
 def test_a_memory_without_slots_cannot_hold_anything_out() -> None:
     with pytest.raises(UserError, match="larger --memory"):
         make_engine("grace(er(), val_source='heldout')", memory=0)

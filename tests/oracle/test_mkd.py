@@ -84,6 +84,19 @@ def test_the_teacher_starts_as_a_copy_and_follows_each_step() -> None:
             torch.testing.assert_close(a, b)
 
 
+def test_the_teacher_starts_from_the_weights_that_the_first_step_starts_from() -> None:
+    """Such as those of a file, loaded after the learner was made."""
+    engine = toy_engine("mkd(er(n_recall=6), teacher_rate=0.25)")
+    with torch.no_grad():
+        for parameter in engine.net.parameters():
+            parameter.add_(1.0)
+    before, seen = weights(engine.net), follow(engine)
+    feed(engine, toy_stream(), until=1)
+    [(net, teacher)] = seen
+    for old, fast, slow in zip(before, net, teacher, strict=True):
+        torch.testing.assert_close(slow, 0.75 * old + 0.25 * fast)
+
+
 @pytest.mark.parametrize(("predict", "share"), [("mean", 0.5), ("teacher", 0.0), ("net", 1.0)])
 def test_whose_weights_predict(predict: str, share: float) -> None:
     engine = toy_engine(f"mkd(er(n_recall=6), teacher_rate=0.1, predict='{predict}')")

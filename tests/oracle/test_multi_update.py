@@ -109,6 +109,19 @@ def test_as_many_steps_as_updates_and_the_inner_methods_repeats() -> None:
     assert steps == 8
 
 
+def test_the_inner_method_is_told_which_of_its_own_repeats_it_plans() -> None:
+    engine, told = toy_engine("multi_update(er(n_recall=8, mem_iters=2), updates=4)"), []
+    plan = engine.method.inner.plan
+
+    def spy(new: Any, memories: Any, planning: Any) -> Any:
+        told.append(planning.repeat)
+        return plan(new, memories, planning)
+
+    engine.method.inner.plan = spy
+    feed(engine, toy_stream(batch=6), until=1)
+    assert told == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
 def test_one_update_is_the_inner_method_to_the_bit() -> None:
     one, two = toy_engine("mose(n_recall=8)"), toy_engine("multi_update(mose(n_recall=8), updates=1)")
     for engine in (one, two):
