@@ -70,3 +70,16 @@ def test_few_classes_met_are_replayed_a_few_images_each(name: str) -> None:
     assert all(replayed == wanted for replayed, wanted in drawn)
     with pytest.raises(UserError, match=f"{name}: recall_per_class must be at least 1"):
         parse_method(f"{name}(recall_per_class=0)")
+
+
+def test_a_class_that_memory_holds_no_image_of_is_not_predicted_by_class_means() -> None:
+    engine, stream = toy_engine("er(inference='ncm')", memory=30), toy_stream()
+    feed(engine, stream)
+    memory = engine.memories.replay
+    lost, kept = engine.progress.seen[0], engine.progress.seen[-1]
+    slots = memory.slots_of(lost)
+    memory.put(slots, memory[memory.slots_of(kept)[:1].repeat(len(slots))], np.arange(len(slots)), np.full(len(slots), kept), 0, {})
+    [(_, out)] = engine.ready_to_predict().sweep(stream.data.test_x)
+    scores = engine.method.rules(out)["ncm"]
+    assert (scores[..., lost] == -torch.inf).all()
+    assert scores[..., kept].isfinite().all()
