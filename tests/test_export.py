@@ -88,6 +88,7 @@ def test_an_unknown_ending_is_refused(root: Path, tmp_path: Path, capsys: pytest
 # --- results of others
 
 
+@pytest.mark.slow
 def test_results_of_others_stand_in_the_same_table(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "theirs.json").write_text(json.dumps([FOREIGN, FOREIGN | {"seed": 1}]), encoding="utf-8")
     assert cli.call(["import", str(tmp_path / "theirs.json"), "--out", str(tmp_path / "imported")]) == 0

@@ -280,6 +280,7 @@ def places_in(state: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [place for key, value in items for place in [(*path, key), *places_in(value, (*path, key))]]
 
 
+@pytest.mark.slow
 def test_a_learner_s_file_with_any_part_changed_is_loaded_or_refused_in_a_sentence(tmp_path: Path) -> None:
     """Every entry of another kind, under a digest that fits: never an error of Python's own."""
     file = tmp_path / "learner"

@@ -382,6 +382,7 @@ def test_a_run_stopped_in_every_way_ends_bit_identical(whole: Path, tmp_path: Pa
     assert not list(out.rglob("*.part"))
 
 
+@pytest.mark.slow
 def test_a_terminal_that_is_closed_lets_the_run_save(tmp_path: Path, whole: Path) -> None:
     """The end of the terminal is a signal, and what is written to it from then on an error."""
     command = ["run", "grace", "--seeds", "3", "--eval-every", "9", *SMALL, "--out", str(tmp_path)]

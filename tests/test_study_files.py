@@ -37,6 +37,7 @@ def write(folder: Path, text: str, name: str = "mine.toml") -> Path:
 # Those of the package.
 
 
+@pytest.mark.slow
 def test_the_paper_s_tables_have_every_scale() -> None:
     own = {"mini", "readings", "regimes", "record", "feedback"}
     assert {name for name, scale in EVERY if scale == "full"} == set(names()) - own
