@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from commands import gracecl
 from gracecl import cli, registry
 from gracecl.cli.main import VERBS
 from gracecl.registry import methods
@@ -35,17 +36,6 @@ SMALL = {
 def nobody_s_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GRACECL_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def gracecl(*arguments: str | Path) -> tuple[int, str, str]:
-    """Exit code, standard output, standard error; the parser of flags leaves by SystemExit, as in a shell."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            code = cli.call([str(argument) for argument in arguments])
-        except SystemExit as leave:
-            code = int(leave.code or 0)
-    return code, out.getvalue(), err.getvalue()
 
 
 def run(out: Path, *methods: str, **changed: str) -> tuple[int, str, str]:

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 
+from commands import gracecl, records
 from gracecl.cli.ending import conclude
 from gracecl.files import read_sealed, write_sealed
 from gracecl.registry import datasets, load_plugins, methods
@@ -30,7 +31,7 @@ from gracecl.runs.run import Interrupted, RunConfig, Work
 from gracecl.runs.watch import Progress
 from stopping import StopAfter
 from terminal import terminal
-from test_run import assert_same_run, gracecl, records, saved_step
+from test_run import assert_same_run, saved_step
 
 PLUGIN = '''from __future__ import annotations
 import os

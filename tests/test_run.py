@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
-import io
 import json
 import os
 import pty
@@ -19,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from gracecl import Learner, cli
+from commands import Said, gracecl, only_run, records
+from gracecl import Learner
 from gracecl.data import Data, from_arrays
 from gracecl.files import write_text
 from gracecl.registry import datasets
@@ -44,31 +43,6 @@ NET = "mlp(width=16, depth=4)"
 SMALL = ["--stream", STREAM, "--net", NET, "--memory", "40", "--device", "cpu", "--checkpoint-every", "5"]
 
 
-@dataclass(frozen=True)
-class Said:
-    """What a command left behind: its exit code and what it wrote."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def sentence(self) -> str:
-        """The one sentence that a refused command says, after any lines of progress."""
-        complaints = [line for line in self.err.splitlines() if line.startswith("gracecl: ")]
-        assert len(complaints) == 1, f"not one sentence but:\n{self.err}"
-        assert self.err.rstrip("\n").endswith(complaints[0]), f"something follows the sentence:\n{self.err}"
-        assert "Traceback" not in self.err
-        return complaints[0]
-
-
-def gracecl(*arguments: str | Path) -> Said:
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = cli.call([str(argument) for argument in arguments])
-    return Said(code, out.getvalue(), err.getvalue())
-
-
 def start(*arguments: str | Path) -> subprocess.Popen[str]:
     """The command in a process of its own."""
     return subprocess.Popen(
@@ -78,15 +52,6 @@ def start(*arguments: str | Path) -> subprocess.Popen[str]:
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
     )
-
-
-def only_run(out: Path) -> Path:
-    (config,) = out.rglob("config.json")
-    return config.parent
-
-
-def records(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def wait_for_lines(process: subprocess.Popen[str], out: Path, lines: int) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
 import json
 import math
 import shutil
@@ -21,7 +19,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from gracecl import cli
+from commands import gracecl, only_run
 from gracecl.runs.run import Interrupted, RunConfig, Work, resume, run
 from gracecl.theory import bounds, page
 from gracecl.theory.bounds import Forgetting, Objective, Point
@@ -451,18 +449,6 @@ def test_batch_norm_as_scale_and_shift_is_batch_norm(shape: tuple[int, ...]) -> 
 
 SMALL = ["--stream", "split-digits", "--memory", "50", "--net", "mlp(width=16, depth=4)", "--steps", "60", "--device", "cpu"]
 QUICK = ["--draws", "3", "--points", "3", "--images", "40"]
-
-
-def gracecl(*arguments: str | Path) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = cli.call([str(argument) for argument in arguments])
-    return code, out.getvalue(), err.getvalue()
-
-
-def only_run(out: Path) -> Path:
-    (config,) = out.rglob("config.json")
-    return config.parent
 
 
 @pytest.fixture(scope="module")
