@@ -1,6 +1,8 @@
 # Everything a contributor or a visitor needs; README and CI use these targets and no other commands.
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Modules are compiled when they are first imported, most of them never.
+PIP_INSTALL := $(BIN)/pip install --quiet --no-compile
 # Two test processes with one thread each are faster here than one with two.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
@@ -10,8 +12,8 @@ install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	python3 -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	$(PIP_INSTALL) --upgrade pip
+	$(PIP_INSTALL) -c constraints.txt -e ".[dev]"
 	touch $@
 
 demo: install  ## train er, mose and grace on the embedded digits, print a table, make the page runs/demo/report.html
@@ -21,7 +23,7 @@ test: install  ## the tests to run while working: four minutes on two cores
 	$(TEST) -m "not slow and not browser"
 
 $(VENV)/.formats: $(VENV)/.installed  # what only some tests need, so that a demo need not wait for it
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[formats]"
+	$(PIP_INSTALL) -c constraints.txt -e ".[formats]"
 	touch $@
 
 test-all: $(VENV)/.formats  ## all tests but those of make test-browser
@@ -29,7 +31,7 @@ test-all: $(VENV)/.formats  ## all tests but those of make test-browser
 
 test-browser: install  ## the report's page in a real browser; installs Debian's chromium where there is none
 	command -v chromium > /dev/null || { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium > /dev/null; }
-	$(BIN)/python -c "import playwright" 2> /dev/null || $(BIN)/pip install --quiet -c constraints.txt -e ".[browser]"
+	$(BIN)/python -c "import playwright" 2> /dev/null || $(PIP_INSTALL) -c constraints.txt -e ".[browser]"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/test_browser.py
 
 mutants: install  ## single errors in a copy of the source, one for every equation at least: a test must find each; half an hour on two cores

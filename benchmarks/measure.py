@@ -89,12 +89,14 @@ def in_turns(
     seconds = np.zeros((2, repeats))
     collecting = gc.isenabled()
     gc.disable()
+    gc.freeze()  # so that what is collected between repeats is what they left, and not the whole program again
     try:
         for repeat in range(repeats):
             for side in (0, 1) if repeat % 2 == 0 else (1, 0):
                 seconds[side, repeat] = timed(second if side else first, inner)
             gc.collect()
     finally:
+        gc.unfreeze()
         if collecting:
             gc.enable()
     return seconds[0], seconds[1]
