@@ -163,6 +163,7 @@ def test_mistakes_are_told_before_anything_is_measured(arguments: list[str], cap
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_bookkeeping_adds_to_a_step() -> None:
     assert runs.bookkeeping(2, quick=True).ratio > 1
 
@@ -177,6 +178,7 @@ def test_workers_answer_with_seconds_and_end() -> None:
     assert all(process.poll() is not None for process in processes)
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_is_told() -> None:
     with pytest.raises(RuntimeError, match="ended before its time"):
         workers.Worker(workers.Setting("no_such_method()", "mlp()", 1))
@@ -194,6 +196,7 @@ def test_choices_are_compared_with_the_default() -> None:
     assert all(item.aim is None and item.ratio > 0 for item in found)
 
 
+@pytest.mark.slow
 def test_the_profile_names_operations() -> None:
     text = profile.text(quick=True)
     assert "384 images" in text

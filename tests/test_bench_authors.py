@@ -119,6 +119,7 @@ def write_program(folder: Path, weight: float = 2.0) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_both_step_on_as_many_images_and_agree(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     threads, file = torch.get_num_threads(), checkout / "rows.json"
     assert call(["authors", "--mose", str(checkout), "--quick", "--json", str(file)]) == 0

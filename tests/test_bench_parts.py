@@ -53,6 +53,7 @@ def test_memory_stays_as_it_is_while_it_is_timed() -> None:
     assert min(held) > memory.SMALL / memory.TASKS / 2, "a task that took over would leave nothing to draw"
 
 
+@pytest.mark.slow
 def test_startup_rows() -> None:
     rows = list(startup.rows(quick=True))
     check_rows(rows)

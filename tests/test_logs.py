@@ -74,6 +74,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert len(tensorboard_events(tmp_path).Scalars("log/H/1")) == 12, "a finished run is not logged again"
 
 
+@pytest.mark.slow
 def test_a_record_that_is_written_again_is_logged_once(tmp_path: Path) -> None:
     """A stopped run drops the lines after its checkpoint and writes them again; the note says how far the view had come."""
     pytest.importorskip("tensorboard")

@@ -40,6 +40,7 @@ def test_the_page_holds_the_runs(tmp_path: Path) -> None:
     assert data["quantiles"] == {}, "two seeds have no interval"
 
 
+@pytest.mark.slow
 def test_twenty_long_runs_fit_into_a_mail(tmp_path: Path) -> None:
     for seed in range(20):
         write_run(tmp_path, "grace(mose())", seed, tasks=20)

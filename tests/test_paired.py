@@ -105,6 +105,7 @@ def test_a_plan_counts_what_is_left(made: Path, tmp_path: Path, capsys: pytest.C
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_an_estimate_is_of_the_second_task() -> None:
     [run] = read("record", quick=True).plan(["mose()"], [0])
     [found] = plan.estimates([Work.new(run.config, Path("nowhere"))])
@@ -124,6 +125,7 @@ def test_an_image_s_flops_are_two_for_each_weight_of_an_mlp() -> None:
     assert plan.forward_flops(engine, stream.data.shape) == 2 * (sum(weights) + heads)
 
 
+@pytest.mark.slow
 def test_a_probe_that_is_refused_is_a_sentence(tmp_path: Path) -> None:
     [run] = read("mini").plan(["er()"], [0])
     with pytest.raises(UserError, match=r"er\(\), seed 0: .*cifar100"):

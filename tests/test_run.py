@@ -709,6 +709,7 @@ def three(tmp_path: Path) -> list[Path]:
     return sorted(config.parent for config in tmp_path.rglob("config.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["config.json", "metrics.jsonl", "checkpoint.safetensors"])
 def test_resume_names_a_damaged_run_and_finishes_the_others(file: str, three: list[Path], tmp_path: Path) -> None:
     first, broken, last = three
@@ -724,6 +725,7 @@ def test_resume_names_a_damaged_run_and_finishes_the_others(file: str, three: li
         assert str(folder) in said.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["config.json", "metrics.jsonl", "timing.json"])
 def test_report_names_a_damaged_run_and_shows_the_others(file: str, three: list[Path], tmp_path: Path) -> None:
     assert gracecl("resume", tmp_path, "--jobs", "1").code == 0

@@ -134,6 +134,7 @@ def test_the_figures_of_a_line_are_means_over_seeds() -> None:
     assert "| `b()` | 90.0 | 0.0 | 5 | 5 | 0.100 | `linear_last` | 0 |" in table.markdown([first])
 
 
+@pytest.mark.slow
 def test_feedback_compares_one_head_four_heads_and_feedback_on_them(tmp_path: Path) -> None:
     code = cli.call(["study", "feedback", "--quick", "--seeds", "0", "--jobs", "1", "--threads", "1", "--out", str(tmp_path)])
     assert code == 0

@@ -67,6 +67,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_the_best_trial_is_written_with_where_it_comes_from(searched: Path) -> None:
     found, file = trials(searched), read(searched)
     best = max(found, key=lambda trial: trial["score"])
