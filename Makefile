@@ -1,8 +1,9 @@
 # Everything a contributor or a visitor needs; README and CI use these targets and no other commands.
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Modules are compiled when they are first imported, most of them never.
+# pip would compile one module after the other.
 PIP_INSTALL := $(BIN)/pip install --quiet --no-compile
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true # some packages carry files that are not Python
 # Two test processes with one thread each are faster here than one with two.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
@@ -14,6 +15,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	python3 -m venv $(VENV)
 	$(PIP_INSTALL) --upgrade pip
 	$(PIP_INSTALL) -c constraints.txt -e ".[dev]"
+	$(COMPILE)
 	touch $@
 
 demo: install  ## train er, mose and grace on the embedded digits, print a table, make the page runs/demo/report.html
@@ -24,6 +26,7 @@ test: install  ## the tests to run while working: four minutes on two cores
 
 $(VENV)/.formats: $(VENV)/.installed  # what only some tests need, so that a demo need not wait for it
 	$(PIP_INSTALL) -c constraints.txt -e ".[formats]"
+	$(COMPILE)
 	touch $@
 
 test-all: $(VENV)/.formats  ## all tests but those of make test-browser
