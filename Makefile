@@ -7,7 +7,7 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true # some packa
 # Two test processes with one thread each are faster here than one with two.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: install demo test test-all test-browser mutants bench check fix clean
+.PHONY: install demo test formats test-all test-browser mutants bench check fix clean
 
 install: $(VENV)/.installed
 
@@ -29,7 +29,9 @@ $(VENV)/.formats: $(VENV)/.installed  # what only some tests need, so that a dem
 	$(COMPILE)
 	touch $@
 
-test-all: $(VENV)/.formats  ## all tests but those of make test-browser
+formats: $(VENV)/.formats
+
+test-all: formats  ## all tests but those of make test-browser
 	$(TEST) -m "not browser"
 
 test-browser: install  ## the report's page in a real browser; installs Debian's chromium where there is none
