@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import logging
+from collections import Counter
 from pathlib import Path
 
 import layouts
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from gracecl.data import Data, check, from_arrays, load
 from gracecl.data.cifar import Cifar
@@ -37,6 +39,24 @@ def test_digits_need_nothing():
     assert data.fingerprint == load("Digits").fingerprint
     assert load("digits", size=9).shape == (1, 9, 9)
     assert check("digits") == []
+
+
+def test_digits_are_those_of_scikit_learn_s_own_loader():
+    original, data = load_digits(), load("digits", size=8)
+    expected = Counter(
+        (label, np.rint(image * (255 / 16)).astype(np.uint8).tobytes())
+        for label, image in zip(original.target.tolist(), original.images, strict=True)
+    )
+    parts = [(data.train_x, data.train_y), (data.test_x, data.test_y)]
+    assert expected == Counter(
+        (label, x.numpy().tobytes()) for images, y in parts for x, label in zip(images, y.tolist(), strict=True)
+    )
+
+
+def test_digits_without_scikit_learn(monkeypatch):
+    monkeypatch.setattr("gracecl.data.digits.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="scikit-learn, which carries the digits, is not installed"):
+        load("digits", size=7)
 
 
 def test_cifar100(tmp_path):
