@@ -21,8 +21,10 @@ from gracecl.runs.recipe import Recipe
 SHAPE, CLASSES, PER_TASK = (3, 8, 8), 100, 10
 MANY_VIEWS = {"ocm", "onpro"}
 """whose counts do not depend on how many tasks came before, and which take long"""
-VARIES = {"aser", "er_aml", "gss", "il2a", "lucir"}
+VARIES = {"aser", "er_aml", "gss", "il2a", "lpr", "lucir"}
 """whose steps have a varying number of images"""
+NOW_AND_THEN = {"lpr": 30}
+"""every how many steps it looks at its memory"""
 
 
 def engine_of(expression: str, memory: int, classes: int) -> Engine:
@@ -49,9 +51,10 @@ def last_task(name: str) -> tuple[Engine, list[str], float, float]:
     for _ in range(4):
         learn(engine, 10, 9)
     before = engine.net.meter.forward, engine.net.meter.backward
-    for _ in range(4):
+    steps = NOW_AND_THEN.get(name, 4)
+    for _ in range(steps):
         rows = learn(engine, 10, 9)
-    return engine, rows, (engine.net.meter.forward - before[0]) / 4, (engine.net.meter.backward - before[1]) / 4
+    return engine, rows, (engine.net.meter.forward - before[0]) / steps, (engine.net.meter.backward - before[1]) / steps
 
 
 def learn_two_tasks(expression: str) -> tuple[Engine, list[str]]:

@@ -162,6 +162,20 @@ METHODS = [
         ("rest = logits.masked_fill(old, -torch.inf)", "rest = logits.masked_fill(~old, -torch.inf)"),
     ),
     *method(
+        "lpr",
+        ("self.strength / positions**self.position_power * moments", "self.strength / positions * moments"),
+        ("self.strength / positions**self.position_power * moments", "moments / positions**self.position_power"),
+        ("proximal = identity + self.strength", "proximal = identity * 2 + self.strength"),
+        (
+            "layer.put(inverse @ layer.matrix(gradient), gradient)",
+            "layer.put(inverse @ inverse @ layer.matrix(gradient), gradient)",
+        ),
+        ("before + inverse @ (layer.matrix(torch.Tensor.detach) - before)", "inverse @ layer.matrix(torch.Tensor.detach)"),
+        ("self.age >= self.refresh_every", "self.age > self.refresh_every"),
+        ("self.age = 0\n\n    def held", "self.age = 1\n\n    def held"),
+        ("* len(memory) // min(self.n_images, len(memory))", ""),
+    ),
+    *method(
         "lucir",
         ("math.sqrt(len(progress.old) / len(progress.current))", "len(progress.old) / len(progress.current)"),
         ("images=batch.old[batch.y])", "images=batch.current[batch.y])"),
@@ -185,6 +199,8 @@ METHODS = [
         ("mean.copy_(slow).lerp_(fast, share)", "mean.copy_(fast).lerp_(slow, share / 2)"),
         ("own.copy_(latest)", "own.copy_(own)"),
         ("self.net.meter.count(forward=len(batch))", "self.net.meter.count(forward=0)"),
+        ("RandAugment(self.harder, self.magnitude)", "RandAugment(1, self.magnitude)"),
+        ("RandAugment(self.harder, self.magnitude)", "RandAugment(self.harder)"),
     ),
     *method(
         "mirrored",

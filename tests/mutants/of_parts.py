@@ -83,6 +83,16 @@ PARTS = [
     *of("engine/evaluate.py", "oracle/test_mirrored.py", ("- math.log(len(by_layer))", "")),
     # Nets.
     *of(
+        "nets/affine.py",
+        "oracle/test_lpr.py",
+        ("x.new_ones(*x.shape[:-1], 1)", "x.new_zeros(*x.shape[:-1], 1)"),
+        ("return x, x.shape[-2] // images", "return x, x.shape[-2]"),
+        ("(total / len(images), rows_per_image[name])", "(total, rows_per_image[name])"),
+        ("sums[name] + product if name in sums else product", "product"),
+        ("in_mode(net, training=False)", "in_mode(net, training=True)"),
+        ("net.meter.count(forward=len(images))", "net.meter.count(forward=0)"),
+    ),
+    *of(
         "nets/resnet.py",
         NETS,
         ("(3 * down[:, None, :, None] + across[None, :, None, :])", "(down[:, None, :, None] + 3 * across[None, :, None, :])"),

@@ -12,6 +12,7 @@ from torch import Tensor
 from gracecl.core import Batch, Taps
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
+from gracecl.functional.rand_augment import RandAugment
 from gracecl.testing import feed, next_batch, toy_engine, toy_stream
 
 
@@ -57,6 +58,23 @@ def test_the_teacher_sees_the_steps_images_with_the_batchs_statistics() -> None:
     after = [value for value in engine.method.teacher.buffers() if value.is_floating_point()]
     assert all(torch.equal(a, b) for a, b in zip(buffers, after, strict=True))
     assert not batch.targets["teacher_logits"].requires_grad
+
+
+def test_a_harder_view_is_randaugment_of_what_the_net_sees() -> None:
+    """Drawn for each image anew in every step, from numbers that nothing else uses."""
+    same, harder = (
+        toy_engine(f"mkd(er(n_recall=6), teacher_rate=0.1, {option})") for option in ("harder=0", "harder=2, magnitude=9")
+    )
+    stream = toy_stream()
+    for engine in (same, harder):
+        feed(engine, stream, until=5)
+    batch, _ = next_batch(harder, stream)
+    view = RandAugment(2, 9)
+    x = view(batch.x, batch.rng("the teacher's view").random((len(batch), 8)), harder.net.pixels)
+    assert not torch.allclose(x, batch.x)
+    with torch.no_grad():
+        torch.testing.assert_close(batch.targets["teacher_logits"], harder.method.teacher(x).logits)
+    torch.testing.assert_close(next_batch(same, stream)[0].x, batch.x)
 
 
 def follow(engine: Engine) -> list[tuple[list[Tensor], list[Tensor]]]:
@@ -125,7 +143,7 @@ def test_the_teachers_pass_is_counted() -> None:
     assert (two.forward, two.backward) == (2 * one.forward, one.backward)
 
 
-@pytest.mark.parametrize("options", ["teacher_rate=1.5", "teacher_rate=-0.1", "temperature=0.0"])
+@pytest.mark.parametrize("options", ["teacher_rate=1.5", "teacher_rate=-0.1", "temperature=0.0", "harder=-1", "magnitude=31.0"])
 def test_options_out_of_range_are_told(options: str) -> None:
     with pytest.raises(UserError, match=f"mkd: {options.split('=')[0]} must be "):
         toy_engine(f"mkd(er(), {options})")

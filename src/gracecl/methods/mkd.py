@@ -2,7 +2,7 @@
 
     teacher <- copy of the net
     for each optimizer step of the inner method on images x:
-        t <- teacher(x), s <- net(x), both with the statistics of the batch
+        t <- teacher(x), or teacher(RandAugment(x)) if harder > 0, s <- net(x), both with the statistics of the batch
         step on the inner method's losses + λ T² mean KL( softmax(t/T) ‖ softmax(s/T) )
         teacher <- (1 - a) teacher + a net, weights alone
     predict with the mean of the net's and the teacher's weights
@@ -12,7 +12,9 @@ No task marks are needed: the teacher is slow, not old.
 Differences from the paper: the teacher sees the views that the inner method trains on, so no view is added for it and no further
 cross-entropy (the paper draws a view of its own and pulls the net on the raw image, too, to what the teacher says of it); it starts
 as a copy (the released program's starts near zero and takes about 300 steps to grow); the term can act on all tapped layers, a
-share of λ each, where the paper's nets have one.
+share of λ each, where the paper's nets have one. `harder` is not in the paper: the net learns what the teacher says of a harder
+view of the image, the step of the chain in CCL-DC (Wang et al., Improving Plasticity in Online Continual Learning via Collaborative
+Learning, CVPR 2024), with the average in the place of its second net, and RandAugment drawn for each image.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from torch import Tensor
 
 from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
 from gracecl.functional.losses import distillation
+from gracecl.functional.rand_augment import RandAugment
 from gracecl.memory import Memories
 from gracecl.methods.base import Method, Wrapper
 from gracecl.nets.tapped import BATCH_NORMS, TappedNet
@@ -46,6 +49,10 @@ class MKD(Wrapper):
     """a, the share of the net that the teacher takes on at each optimizer step"""
     temperature: Annotated[float, Above(0)] = 4.0
     """T, by which logits are divided"""
+    harder: Annotated[int, Within(0, 100)] = 0
+    """operations of RandAugment that make the teacher's view harder than the net's; CCL-DC has 3 on CIFAR, 0 is the same view"""
+    magnitude: Annotated[float, Within(0, 30)] = 15
+    """their strength from 0 to 30"""
     layers: Literal["last", "all"] = "last"
     """tapped layers that are distilled: the deepest, or all of them with an equal share of λ"""
     predict: Literal["mean", "teacher", "net"] = "mean"
@@ -68,7 +75,11 @@ class MKD(Wrapper):
 
     def targets(self, batch: Batch) -> dict[str, Tensor]:
         self.net.meter.count(forward=len(batch))
-        return super().targets(batch) | {"teacher_logits": self.teacher(batch.x).logits}
+        x = batch.x
+        if self.harder:
+            view = RandAugment(self.harder, self.magnitude)
+            x = view(x, batch.rng("the teacher's view").random((len(batch), view.draws)), self.net.pixels)
+        return super().targets(batch) | {"teacher_logits": self.teacher(x).logits}
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         rows = batch.supervised

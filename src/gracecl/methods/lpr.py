@@ -1,0 +1,112 @@
+"""LPR, layerwise proximal replay. Yoo, Liu, Wood, Pleiss, A Proximal Point Method for Online Continual Learning, ICML 2024.
+
+    every K optimizer steps, for each affine layer:
+        Z <- the layer's inputs on n images of the memory, in evaluation mode; p rows for each image, patches of a convolution
+        P <- I + ω / p^β · ZᵀZ / n
+    at each optimizer step of the inner method, for each of these layers:
+        G <- P⁻¹ G, with G the gradient of all its losses, weight and bias as one matrix
+        step
+
+P⁻¹ shrinks the directions that would change what the layer says of the memory's images; it moves no loss. No task marks are needed.
+
+P⁻¹ G is what plain gradient descent wants. Adam divides each weight's gradient by its usual size and so undoes part of it;
+acts_on='update' multiplies the step that the optimizer made instead, with whatever weight decay is in it.
+
+Differences from the paper and its program: BatchNorm's scale and shift keep their gradients (the program has a 2×2 matrix for each
+channel), and so do depthwise convolutions and modules that a method adds to the net; all tapped heads and projectors are among the
+layers; the images are those of evenly spaced slots of the memory, raw (the program takes all of it, in its transform); with few
+steps until there is a memory the first matrices are made as soon as there is one; a layer that is called twice in a pass counts
+both times (the program keeps its last input).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gracecl.core import Batch, Planning, Selection, StreamBatch, Taps
+from gracecl.memory import Memories
+from gracecl.methods.base import Method, Wrapper
+from gracecl.nets.affine import Affine, affine_layers, second_moments
+from gracecl.nets.tapped import TappedNet
+from gracecl.registry import methods
+from gracecl.registry.spec import AtLeast
+
+
+@methods.register("lpr")
+@dataclass(eq=False, repr=False)
+class LPR(Wrapper):
+    """LPR: gradients that leave each layer's outputs on the memory's images mostly as they are, around any replay method."""
+
+    inner: Method = "er()"  # type: ignore[assignment]
+    """the method whose gradients are changed"""
+    strength: Annotated[float, AtLeast(0)] = 4.0
+    """ω, how strongly outputs on the memory are held; 0 is the inner method"""
+    position_power: float = 2.0
+    """β: ω is divided by p^β, so at 2 early layers with many positions are nearly free"""
+    refresh_every: Annotated[int, AtLeast(1)] = 30
+    """K, optimizer steps between two looks at the memory"""
+    n_images: Annotated[int, AtLeast(1)] = 500
+    """n, images of the memory that are looked at, or all if there are fewer"""
+    acts_on: Literal["gradient", "update"] = "gradient"
+    """what P⁻¹ is multiplied with: the gradient, or what the optimizer makes of it"""
+
+    def attach(self, net: TappedNet, memories: Memories) -> None:
+        super().attach(net, memories)
+        self.layers = affine_layers(net)
+        self.inverses: dict[str, Tensor] = {}
+        self.age = 0
+        """optimizer steps since the memory was looked at"""
+
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+        memory = memories.replay
+        if self.strength and len(memory) and (not self.inverses or self.age >= self.refresh_every):
+            slots = np.arange(min(self.n_images, len(memory))) * len(memory) // min(self.n_images, len(memory))
+            self.refresh(memory.images[torch.from_numpy(slots).to(memory.images.device)])
+        return super().plan(new, memories, planning)
+
+    def refresh(self, images: Tensor) -> None:
+        """P⁻¹ of every layer, from what goes into it now."""
+        for name, (moments, positions) in second_moments(self.net, self.layers, images).items():
+            identity = torch.eye(moments.shape[-1], dtype=moments.dtype, device=moments.device)
+            proximal = identity + self.strength / positions**self.position_power * moments
+            self.inverses[name] = torch.cholesky_inverse(torch.linalg.cholesky(proximal)).to(self.net.classifier.weight)
+        self.age = 0
+
+    def held(self) -> list[tuple[Affine, Tensor]]:
+        """The layers that this step trains and that have a matrix, with P⁻¹."""
+        layers = ((self.layers[name], inverse) for name, inverse in self.inverses.items())
+        return [(layer, inverse) for layer, inverse in layers if all(value.grad is not None for value in layer.parameters)]
+
+    def after_backward(self, batch: Batch) -> None:
+        super().after_backward(batch)
+        if self.acts_on == "update":
+            self.before = [layer.matrix(torch.Tensor.detach) for layer, _ in self.held()]
+            return
+        for layer, inverse in self.held():
+            layer.put(inverse @ layer.matrix(gradient), gradient)
+
+    def after_step(self, out: Taps, batch: Batch) -> None:
+        if self.acts_on == "update":
+            for (layer, inverse), before in zip(self.held(), self.before, strict=True):
+                layer.put(before + inverse @ (layer.matrix(torch.Tensor.detach) - before), torch.Tensor.detach)
+        self.age += 1
+        super().after_step(out, batch)  # averages follow the weights that the step ends with
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"inverses": self.inverses, "age": self.age}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        device = self.net.classifier.weight.device
+        self.inverses = {name: inverse.to(device) for name, inverse in state["inverses"].items()}
+        self.age = state["age"]
+
+
+def gradient(parameter: torch.nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
