@@ -62,20 +62,27 @@ def test_a_study_compares_its_methods_with_the_control(made: Path) -> None:
 @pytest.mark.slow
 def test_two_seeds_have_no_interval(made: Path) -> None:
     runs = [run for run in find_runs(made) if run.config["seed"] < 2]
-    text = comparison.markdown(comparison.compare(runs, "mose()"))
+    text = comparison.markdown(comparison.compare(runs, "mose()"), "mose()")
     assert "2 seeds: no interval" in text
     assert " to " not in text.split("|---")[1]
 
 
 @pytest.mark.slow
-def test_grace_is_compared_with_what_it_wraps_where_the_control_is_not_there(made: Path) -> None:
+def test_grace_is_compared_with_what_it_wraps_and_others_with_the_control(made: Path) -> None:
     def renamed(run: Run, method: str) -> Run:
         return dataclasses.replace(run, config=run.config | {"method": method})
 
-    names = {"er()": "er()", "mose()": "grace(er())"}
-    runs = [renamed(run, names[run.config["method"]]) for run in find_runs(made) if run.config["method"] in names]
-    [found] = comparison.compare(runs, "mose()")
-    assert found.comparison.method == "grace(er())"
+    names = {"mose()": "mose()", "er()": "er(n_recall=32)", "sgd()": "grace(er(n_recall=32), entropy_mode='none')"}
+    runs = [renamed(run, names[run.config["method"]]) for run in find_runs(made)]
+    with_control = {line.comparison.method: line.comparison.other for line in comparison.compare(runs, "mose()")}
+    assert with_control == {"er(n_recall=32)": "mose()", names["sgd()"]: "er(n_recall=32)"}
+    [alone] = comparison.compare([run for run in runs if run.config["method"] != "mose()"], "mose()")
+    assert alone.comparison.other == "er(n_recall=32)"
+    without = [run for run in runs if run.config["method"] != "er(n_recall=32)"]
+    [found] = comparison.compare(without, "mose()")
+    assert found.comparison.other == "mose()"
+    assert f"`{names['sgd()']}` against `er(n_recall=32)` |" in comparison.markdown([alone], "mose()")
+    assert "against" not in comparison.markdown([found], "mose()")
 
 
 @pytest.mark.parametrize("name", ["readings", "regimes", "record"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,7 +36,7 @@ class Line:
 
 
 def compare(runs: Sequence[Run], control: str) -> list[Line]:
-    """Every method against the control of its setting: `control` itself or, where it is not there, of grace(m) the m inside."""
+    """Every method against another of its setting: grace(m, …) against the m inside if that has runs, others against `control`."""
     pairs = [(setting, group, other) for setting, groups in settings(runs).items() for group, other in opponents(groups, control)]
     return [
         Line(
@@ -60,11 +61,18 @@ def opponents(groups: Sequence[Group], control: str) -> list[tuple[Group, Group]
     by_method = {group.method: group for group in groups if group.runs}
     found = []
     for method, group in by_method.items():
-        inside = method.removeprefix("grace(").removesuffix(")")
-        other = by_method.get(control) or (by_method.get(inside) if method.startswith("grace(") else None)
+        other = by_method.get(without_feedback(method)) or by_method.get(control)
         if other is not None and other is not group and group.minus(other, "acc").n:
             found.append((group, other))
     return found
+
+
+def without_feedback(method: str) -> str:
+    """The m of grace(m, …); of another expression nothing."""
+    call = ast.parse(method, mode="eval").body
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "grace" and call.args:
+        return ast.get_source_segment(method, call.args[0]) or ""
+    return ""
 
 
 def per_step(group: Group, *names: str) -> float:
@@ -72,7 +80,12 @@ def per_step(group: Group, *names: str) -> float:
     return sum(sum(float(run.timing[name]) for name in names) / float(run.timing["steps"]) for run in group.runs) / len(group.runs)
 
 
-def markdown(found: Sequence[Line]) -> str:
+def against(comparison: Comparison, control: str) -> str:
+    """What a method is compared with, where it is not the study's control."""
+    return "" if comparison.other == control else f" against `{comparison.other}`"
+
+
+def markdown(found: Sequence[Line], control: str) -> str:
     """The table alone, setting after setting, the largest difference first."""
     lines = []
     for setting in dict.fromkeys(line.comparison.setting for line in found):
@@ -89,7 +102,7 @@ def markdown(found: Sequence[Line]) -> str:
             told = comparison.verdict != seeds_text(n)
             interval = f"{low:+.2f} to {high:+.2f}" if told else seeds_text(n)
             lines.append(
-                f"| `{comparison.method}` | {comparison.value.mean:.1f} | {mean:+.2f} | {interval} "
+                f"| `{comparison.method}`{against(comparison, control)} | {comparison.value.mean:.1f} | {mean:+.2f} | {interval} "
                 f"| {shared.p_number(p)} | {shared.p_number(comparison.corrected)} | {n} "
                 f"| {comparison.verdict if told else 'cannot tell'} "
                 f"| {line.images:.2f} × | {line.seconds:.2f} × | {number(line.seeds_needed, 0)} |"
@@ -108,7 +121,7 @@ def sections(results: Results) -> list[Section]:
     text = "\n\n".join(
         [
             f"## Against the control `{control}`, on the same seeds",
-            markdown(found),
+            markdown(found, control),
             "Difference of the final accuracy under each method's own rule: mean over paired seeds, 95 % Student-t interval, p of "
             "the paired t-test, and after Holm's correction for all comparisons of this page, which decides what the table says. "
             "Images and seconds are the method's over the control's.",
