@@ -16,6 +16,7 @@ from gracecl.errors import UserError
 from gracecl.functional.statistics import Paired, Summary
 from gracecl.report import Run, find_runs
 from gracecl.report.compare import Comparison
+from gracecl.report.groups import told_apart
 from gracecl.runs.run import Work, learner_and_stream
 from gracecl.studies import paired as comparison
 from gracecl.studies import plan
@@ -83,6 +84,23 @@ def test_grace_is_compared_with_what_it_wraps_and_others_with_the_control(made: 
     assert found.comparison.other == "mose()"
     assert f"`{names['sgd()']}` against `er(n_recall=32)` |" in comparison.markdown([alone], "mose()")
     assert "against" not in comparison.markdown([found], "mose()")
+
+
+def test_settings_in_short_are_what_differs_between_them() -> None:
+    def setting(stream: str, memory: int, net: str = "mlp", taps: int | None = None) -> dict[str, object]:
+        return {"stream": stream, "net": net, "memory": memory, "taps": taps, "seed": 0}
+
+    keys = ("stream", "net", "memory", "taps")
+    found = [
+        setting("split-a(tasks=5, size=8)", 10),
+        setting("split-a(size=8)", 20),
+        setting("split-a(tasks=5, size=8)", 10, taps=4),
+    ]
+    assert told_apart(found, keys) == ["tasks=5, memory=10", "memory=20", "tasks=5, memory=10, taps=4"]
+    assert told_apart([*found, setting("split-b(size=8)", 10, "vit(dim=8)")], keys)[1:] == [
+        "split-a, mlp, memory=20", "split-a, tasks=5, mlp, memory=10, taps=4", "split-b, vit(dim=8), memory=10"
+    ]  # fmt: skip
+    assert told_apart(found[:1], keys) == [""]
 
 
 @pytest.mark.parametrize("name", ["readings", "regimes", "record"])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gracecl.functional.statistics import Paired, Summary, paired, summarise
+from gracecl.registry.spec import parse_call
 from gracecl.report.runs import Run, measure
 
 VARIES_WITH_THE_SEED = ("seed", "stream_hash", "commit", "threads", "snapshots")
@@ -108,6 +109,28 @@ def group_apart(selections: Mapping[str, Sequence[Run]]) -> list[list[Group]]:
 def setting_of(run: Run, keys: Sequence[str] = SETTING) -> str:
     """What a fair comparison holds fixed, in words."""
     return ", ".join(str(run.config.get(key)) for key in keys if run.config.get(key) is not None)
+
+
+def told_apart(configs: Sequence[dict[str, Any]], keys: Sequence[str] = SETTING) -> list[str]:
+    """Settings in short: of each only what is not the same in all, options of streams one by one."""
+    parts = [_parts(config, keys) for config in configs]
+    varying = [
+        name for name in dict.fromkeys(name for part in parts for name in part) if len({part.get(name) for part in parts}) > 1
+    ]
+    return [", ".join(part[name] for name in varying if name in part) for part in parts]
+
+
+def _parts(config: dict[str, Any], keys: Sequence[str]) -> dict[str, str]:
+    """A setting in pieces by name, each as it is to be shown."""
+    found: dict[str, str] = {}
+    for key in keys:
+        value = config.get(key)
+        if key == "stream":
+            call = parse_call(str(value))
+            found |= {key: call.name} | {name: f"{name}={option}" for name, option in call.kwargs.items()}
+        elif value is not None:
+            found[key] = str(value) if key == "net" else f"{key}={value}"
+    return found
 
 
 def _group(label: str, runs: list[Run], unfinished_too: bool) -> Group:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gracecl.functional.statistics import seeds_to_tell
 from gracecl.report import Run, figures
 from gracecl.report import compare as shared
 from gracecl.report.compare import Comparison
-from gracecl.report.groups import Group, group_runs, setting_of
+from gracecl.report.groups import Group, group_runs, setting_of, told_apart
 from gracecl.report.tables import number, seeds_text
 from gracecl.studies.results import Results, Section
 
@@ -117,7 +117,10 @@ def sections(results: Results) -> list[Section]:
     found = compare(results.runs, control)
     if not found:
         return []
-    figures.differences([line.comparison for line in found], results.out / file, results.titled(f"Against {control}"))
+    groups = settings(results.runs)
+    in_short = dict(zip(groups, told_apart([next(iter(of_it)).runs[0].config for of_it in groups.values()], SETTING), strict=True))
+    shown = [replace(line.comparison, setting=in_short[line.comparison.setting]) for line in found]
+    figures.differences(shown, results.out / file, results.titled(f"Against {control}"))
     text = "\n\n".join(
         [
             f"## Against the control `{control}`, on the same seeds",
