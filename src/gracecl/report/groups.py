@@ -126,8 +126,8 @@ def _parts(config: dict[str, Any], keys: Sequence[str]) -> dict[str, str]:
     for key in keys:
         value = config.get(key)
         if key == "stream":
-            call = parse_call(str(value))
-            found |= {key: call.name} | {name: f"{name}={option}" for name, option in call.kwargs.items()}
+            found[key] = str(value).split("(")[0]
+            found |= {name: f"{name}={option}" for name, option in parse_call(str(value)).kwargs.items()}
         elif value is not None:
             found[key] = str(value) if key == "net" else f"{key}={value}"
     return found
