@@ -496,6 +496,7 @@ PARTS = [
         ("np.full(len(batches), epoch == 0)", "np.full(len(batches), True)"),
         ("cut_into_batches(len(images), batch, used)", "cut_into_batches(len(images), batch)"),
         ("np.flatnonzero(np.diff(steps, append=tasks))", "np.flatnonzero(np.diff(steps))"),
+        ("steps if marked else np.full_like(steps, NO_TASK)", "steps"),
         ("test_task=task_of_class[data.test_y]", "test_task=data.test_y % tasks"),
         (
             'rng.generator(seed, "images of a class", label).permutation(len(of_class))[:per_class]',

@@ -16,6 +16,7 @@ from gracecl.errors import UserError
 from gracecl.streams import Stream, cut_into_batches
 from gracecl.streams.iid import endless, offline, shuffled
 from gracecl.streams.split import class_order, split
+from gracecl.testing import check_stream
 
 
 def dataset(per_class: list[int], seed: int = 0, tasks: int = 1, test_per_class: int = 2) -> Data:
@@ -171,6 +172,27 @@ def test_a_part_that_cannot_be(options: dict[str, int], sentence: str) -> None:
         split(EVEN, 0, tasks=3, **options)
     with pytest.raises(UserError, match="too few images"):
         split(dataset([1, 1]), 0, tasks=2, validation=0.2)
+
+
+# Without marks.
+
+
+def test_without_marks_only_the_tasks_are_not_told() -> None:
+    told, untold = split(EVEN, 0, tasks=3, batch=4), split(EVEN, 0, tasks=3, batch=4, marked=False)
+    check_stream(untold)
+    assert told.has_tasks
+    assert not untold.has_tasks
+    assert untold.tasks == told.tasks == 3
+    assert untold.marks.tolist() == told.marks.tolist()
+    assert untold.test_task.tolist() == told.test_task.tolist()
+    for step in range(len(told)):
+        one, two = told.batch(step), untold.batch(step)
+        assert torch.equal(one.x, two.x)
+        assert (one.labels.tolist(), one.sources.tolist()) == (two.labels.tolist(), two.sources.tolist())
+        assert (two.task, two.last_of_task) == (NO_TASK, False)
+    assert told.hash != untold.hash
+    with pytest.raises(UserError, match="marked must be "):
+        split(EVEN, 0, tasks=3, marked=1)  # type: ignore[arg-type]
 
 
 # The hash.

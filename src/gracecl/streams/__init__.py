@@ -119,7 +119,7 @@ def stream(source: str | Data | Stream, *, seed: int = 0, data: str | Path | Non
     >>> gracecl.stream(gracecl.from_arrays(train_x, train_y, test_x, test_y), tasks=5, batch=10)
 
     `data` is the folder of the data sets ($GRACECL_DATA, if left out). The options are those of the stream: `tasks`, `order`,
-    `batch`, `epochs` and `per_class`; an expression may hold them itself.
+    `batch`, `epochs`, `per_class`, `marked` and others; an expression may hold them itself.
     """
     if isinstance(source, Data):
         split: Stream = spec.construct(streams, spec.Call("split", (), options), source, seed)

@@ -7,7 +7,7 @@ from typing import Annotated
 import numpy as np
 
 from gracecl import rng
-from gracecl.core import Ints
+from gracecl.core import NO_TASK, Ints
 from gracecl.data import Data
 from gracecl.data.splits import part_of
 from gracecl.errors import UserError
@@ -28,14 +28,16 @@ def split(
     per_class: Annotated[int, AtLeast(1)] | None = None,
     first: Annotated[int, AtLeast(1)] | None = None,
     validation: Annotated[float, Above(0), Below(1)] | None = None,
+    marked: bool = True,
 ) -> Stream:
     """Classes split into tasks in natural or seeded order; each task's images shuffled per run, in small batches, once.
 
     With `per_class`, each run shows at most so many images of a class, chosen by its seed. `first` keeps the first tasks alone.
     `validation` holds out this share of each class's training images, chosen by the seed, and evaluates on them in place of the
-    test images. What is left out so is in no part of the stream, nor are pixels normalised by it.
+    test images. What is left out so is in no part of the stream, nor are pixels normalised by it. With `marked=False` the learner
+    is not told which task a batch belongs to, nor when one ends; images, order and evaluations are the same.
     """
-    given = {"batch": batch, "epochs": epochs, "per_class": per_class, "first": first, "validation": validation}
+    given = {"batch": batch, "epochs": epochs, "per_class": per_class, "first": first, "validation": validation, "marked": marked}
     spec.check_options(split, "split", given)
     tasks = data.tasks if tasks is None else tasks
     if not 1 <= tasks <= data.classes:
@@ -70,7 +72,7 @@ def split(
         seed=seed,
         order=np.concatenate(positions),
         ends=np.concatenate(ends),
-        task_of_step=steps,
+        task_of_step=steps if marked else np.full_like(steps, NO_TASK),
         marks=np.flatnonzero(np.diff(steps, append=tasks)),
         test_task=task_of_class[data.test_y],
         fresh=np.concatenate(fresh),
