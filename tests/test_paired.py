@@ -111,13 +111,15 @@ def test_the_control_has_every_seed(name: str) -> None:
 
 
 def test_readings_are_confirmed_on_other_classes() -> None:
-    configs = [run.config for run in read("readings").plan(seeds=[0])]
+    study = read("readings")
+    configs = [run.config for run in study.plan(seeds=[0])]
     streams = list(dict.fromkeys(config.stream for config in configs))
-    confirmed = [{config.method for config in configs if config.stream == stream} for stream in streams[1:]]
-    assert (
-        confirmed == [{"mose()", "grace(mose())", "grace(mose(), past_tasks='finished')", "grace(mose(), accuracy_floor=0.05)"}] * 2
-    )
+    developed, *confirmed = [{config.method for config in configs if config.stream == stream} for stream in streams]
+    chosen = {"mose()", "grace(mose())", "grace(mose(), alpha_on='entropy')"}
+    assert confirmed == [chosen | {"grace(mose(), adaptive=False)"}, chosen]
+    assert all(methods < developed for methods in confirmed)
     assert not [stream for stream in streams[1:] if "'0-19'" in stream and "tiny" not in stream]
+    assert chosen == {run.config.method for run in study.plan(seeds=[11])}, "the others end before"
 
 
 @pytest.mark.slow
