@@ -86,6 +86,21 @@ def test_grace_is_compared_with_what_it_wraps_and_others_with_the_control(made: 
     assert "against" not in comparison.markdown([found], "mose()")
 
 
+@pytest.mark.slow
+def test_runs_that_differ_in_any_option_are_compared_apart(made: Path) -> None:
+    def changed(run: Run, option: str, value: str) -> Run:
+        return dataclasses.replace(run, config=run.config | {option: value})
+
+    runs = [run for run in find_runs(made) if run.config["method"] in ("er()", "mose()")]
+    faster = [changed(run, "optimizer", "sgd(lr=0.1)") for run in runs]
+    found = comparison.compare([*runs, *faster], "mose()")
+    assert [line.comparison.method for line in found] == ["er()", "er()"]
+    assert [line.comparison.setting.count("lr=0.1)") for line in found] == [0, 1]
+    assert "lr=" not in comparison.compare(runs, "mose()")[0].comparison.setting
+    alone = [changed(run, "taps", "4") if run.config["method"] == "er()" else run for run in runs]
+    assert not comparison.compare(alone, "mose()"), "other taps are another setting, also where no method has both"
+
+
 def test_settings_in_short_are_what_differs_between_them() -> None:
     def setting(stream: str, memory: int, net: str = "mlp", taps: int | None = None) -> dict[str, object]:
         return {"stream": stream, "net": net, "memory": memory, "taps": taps, "seed": 0}

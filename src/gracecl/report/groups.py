@@ -111,6 +111,16 @@ def setting_of(run: Run, keys: Sequence[str] = SETTING) -> str:
     return ", ".join(str(run.config.get(key)) for key in keys if run.config.get(key) is not None)
 
 
+def options_that_vary(configs: Sequence[dict[str, Any]]) -> list[str]:
+    """Options beside the setting's that are not the same in all runs of some method."""
+    told = {*SETTING, *VARIES_WITH_THE_SEED, *FOLLOWS, *OF_THE_STREAM}
+    by_method: dict[str, list[dict[str, Any]]] = {}
+    for config in configs:
+        by_method.setdefault(str(config["method"]), []).append(config)
+    keys = dict.fromkeys(key for config in configs for key in config if key not in told)
+    return [key for key in keys if any(_varies(key, same_method) for same_method in by_method.values())]
+
+
 def told_apart(configs: Sequence[dict[str, Any]], keys: Sequence[str] = SETTING) -> list[str]:
     """Settings in short: of each only what is not the same in all, options of streams one by one."""
     parts = [_parts(config, keys) for config in configs]

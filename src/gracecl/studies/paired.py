@@ -10,11 +10,10 @@ from gracecl.functional.statistics import seeds_to_tell
 from gracecl.report import Run, figures
 from gracecl.report import compare as shared
 from gracecl.report.compare import Comparison
-from gracecl.report.groups import Group, group_runs, setting_of, told_apart
+from gracecl.report.groups import SETTING, Group, group_runs, options_that_vary, setting_of, told_apart
 from gracecl.report.tables import number, seeds_text
 from gracecl.studies.results import Results, Section
 
-SETTING = ("stream", "net", "memory", "taps")
 TOLD = 1.0
 """points that a study should be able to tell from nothing"""
 
@@ -51,9 +50,15 @@ def compare(runs: Sequence[Run], control: str) -> list[Line]:
 def settings(runs: Sequence[Run]) -> dict[str, list[Group]]:
     """Groups of runs by what a fair comparison holds fixed."""
     found: dict[str, list[Run]] = {}
+    keys = held_fixed(runs)
     for run in runs:
-        found.setdefault(setting_of(run, SETTING), []).append(run)
+        found.setdefault(setting_of(run, keys), []).append(run)
     return {setting: group_runs(members) for setting, members in found.items()}
+
+
+def held_fixed(runs: Sequence[Run]) -> list[str]:
+    """Stream, net, taps, memory, and whatever else a study gives several values, such as optimizers."""
+    return list(dict.fromkeys([*SETTING, "taps", *options_that_vary([run.config for run in runs])]))
 
 
 def opponents(groups: Sequence[Group], control: str) -> list[tuple[Group, Group]]:
@@ -118,7 +123,9 @@ def sections(results: Results) -> list[Section]:
     if not found:
         return []
     groups = settings(results.runs)
-    in_short = dict(zip(groups, told_apart([next(iter(of_it)).runs[0].config for of_it in groups.values()], SETTING), strict=True))
+    in_short = dict(
+        zip(groups, told_apart([of_it[0].runs[0].config for of_it in groups.values()], held_fixed(results.runs)), strict=True)
+    )
     shown = [replace(line.comparison, setting=in_short[line.comparison.setting]) for line in found]
     figures.differences(shown, results.out / file, results.titled(f"Against {control}"))
     text = "\n\n".join(
