@@ -234,6 +234,8 @@ METHODS = [
             "self.gathered[name][torch.from_numpy(self.stream_rows).to(value.device)] = value",
             "self.gathered[name][: len(value)] = value",
         ),
+        ("return self.lr_factor * super().rate(progress)", "return self.lr_factor"),
+        ("return self.lr_factor * super().rate(progress)", "return super().rate(progress)"),
         ("if turn == 0:", "if True:"),
         ("if len(images) >= parts else images", "if True else images"),
     ),

@@ -146,3 +146,20 @@ def test_updates_that_do_not_fit_are_told() -> None:
 def test_a_method_that_compares_views_of_one_image_is_refused_in_a_sentence(inner: str) -> None:
     with pytest.raises(UserError, match="need more views or images in one update than 2 updates leave"):
         feed(toy_engine(f"multi_update({inner}, updates=2)"), toy_stream(batch=4))
+
+
+def test_the_learning_rate_is_a_multiple_of_the_inner_methods() -> None:
+    """As with a faster optimizer, and beside a method that lowers the rate itself."""
+    factor, faster = (
+        toy_engine(f"multi_update(er(n_recall=6), updates=1, {option})", optimizer=f"sgd(lr={rate})")
+        for option, rate in (("lr_factor=4.0", 0.05), ("lr_factor=1.0", 0.2))
+    )
+    for engine in (factor, faster):
+        feed(engine, toy_stream(), until=6)
+    for one, other in zip(factor.net.parameters(), faster.net.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    slower = toy_engine("multi_update(ccil(n_recall=6, later_rate=0.5), updates=1, lr_factor=4.0)")
+    feed(slower, toy_stream(), until=12)
+    assert slower.method.rate(slower.progress) == 4.0 * 0.5
+    with pytest.raises(UserError, match="multi_update: lr_factor must be above 0"):
+        toy_engine("multi_update(er(), lr_factor=0.0)")

@@ -5,7 +5,7 @@
         with V views of each image:
             U <= V: keep V/U of the views
             U >  V: keep one view, and of every block each (U/V)-th image
-        step on the inner method's losses of what is kept
+        step on the inner method's losses of what is kept, at lr_factor times the learning rate
     memory <- as the inner method, once per batch
 
 Each view of a stream image is seen once, as without the wrapper, so the cost in images is that of the inner method's one step. What
@@ -23,12 +23,12 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
+from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.memory import Memories
 from gracecl.methods.base import Method, Wrapper
 from gracecl.registry import methods
-from gracecl.registry.spec import Within
+from gracecl.registry.spec import Above, Within
 
 
 @methods.register("multi_update")
@@ -40,10 +40,15 @@ class MultiUpdate(Wrapper):
     """the method whose step is shared out"""
     updates: Annotated[int, Within(1, 1000)] = 4
     """U, optimizer steps in place of each of the inner method's; a divisor or a multiple of its number of views"""
+    lr_factor: Annotated[float, Above(0)] = 1.0
+    """their learning rate as a multiple of the inner method's"""
 
     @property
     def repeats(self) -> int:  # type: ignore[override]
         return self.updates * self.inner.repeats
+
+    def rate(self, progress: Progress) -> float:
+        return self.lr_factor * super().rate(progress)
 
     def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
         step, turn = divmod(planning.repeat, self.updates)
