@@ -92,11 +92,11 @@ def test_full_scale_has_the_options_of_the_paper_s_frame() -> None:
 
 
 FOLDERS = {
-    ("mini", "mini"): (94, "edf7c77a7acd83fd"),
+    ("mini", "mini"): (94, "86c6b1ef0422b6ad"),
     ("accuracy", "small"): (22, "7c9482ada25b7626"),
     ("readings", "mini"): (156, "5cc96eef92007412"),
     ("regimes", "mini"): (87, "5645a08b028f34a0"),
-    ("record", "mini"): (115, "f3597ff30f2b4b8f"),
+    ("record", "mini"): (126, "04e5a9a365c24902"),
     ("feedback", "mini"): (24, "fa336f758d203381"),
 }
 """runs, and a digest of their folders; a change here leaves finished runs of before behind"""

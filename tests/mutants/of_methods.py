@@ -211,8 +211,9 @@ METHODS = [
         "best",
         ("strength=2.0, layers='all')", "layers='all')"),
         ("strength=2.0, layers='all')", "strength=2.0)"),
-        ("mose(inference='linear_votes')), strength=2.0", "mose()), strength=2.0"),
-        ("multi_update(mose(inference='linear_votes'))", "multi_update(mose(inference='linear_votes'), updates=2)"),
+        ("mose(inference='linear_votes'), lr_factor", "mose(), lr_factor"),
+        ("lr_factor=4.0)", "updates=2, lr_factor=4.0)"),
+        ("lr_factor=4.0)", "lr_factor=2.0)"),
         tests="oracle/test_mirrored.py",
     ),
     *method(

@@ -84,7 +84,7 @@ def test_votes_are_the_mean_softmax_of_the_layers_among_the_classes_met() -> Non
 
 
 def test_best_is_what_its_page_says() -> None:
-    written = "mirrored(mkd(multi_update(mose(inference='linear_votes'), updates=4), strength=2, layers='all'))"
+    written = "mirrored(mkd(multi_update(mose(inference='linear_votes'), updates=4, lr_factor=4), strength=2, layers='all'))"
     best, spelled = trained("best()", 5), trained(written, 5)
     for one, other in zip(best.net.state_dict().values(), spelled.net.state_dict().values(), strict=True):
         assert torch.equal(one, other)
