@@ -102,10 +102,11 @@ def test_runs_that_differ_in_any_option_are_compared_apart(made: Path) -> None:
 
 
 def test_settings_in_short_are_what_differs_between_them() -> None:
-    def setting(stream: str, memory: int, net: str = "mlp", taps: int | None = None) -> dict[str, object]:
-        return {"stream": stream, "net": net, "memory": memory, "taps": taps, "seed": 0}
+    def setting(stream: str, memory: int, net: str = "mlp(width=4)", taps: int | None = None, lr: float = 0.1) -> dict[str, object]:
+        optimizer = f"sgd(lr={lr}, momentum=0.9)"
+        return {"stream": stream, "net": net, "memory": memory, "taps": taps, "optimizer": optimizer, "seed": 0}
 
-    keys = ("stream", "net", "memory", "taps")
+    keys = ("stream", "net", "memory", "taps", "optimizer")
     found = [
         setting("split-a(tasks=5, size=8)", 10),
         setting("split-a(size=8)", 20),
@@ -113,8 +114,11 @@ def test_settings_in_short_are_what_differs_between_them() -> None:
     ]
     assert told_apart(found, keys) == ["tasks=5, memory=10", "memory=20", "tasks=5, memory=10, taps=4"]
     assert told_apart([*found, setting("split-b(size=8)", 10, "vit(dim=8)")], keys)[1:] == [
-        "split-a, mlp, memory=20", "split-a, tasks=5, mlp, memory=10, taps=4", "split-b, vit(dim=8), memory=10"
-    ]  # fmt: skip
+        "split-a, mlp, width=4, memory=20",
+        "split-a, tasks=5, mlp, width=4, memory=10, taps=4",
+        "split-b, vit, dim=8, memory=10",
+    ]
+    assert told_apart([found[0], setting("split-a(tasks=5, size=8)", 10, "mlp(width=4)", lr=0.2)], keys) == ["lr=0.1", "lr=0.2"]
     assert told_apart(found[:1], keys) == [""]
 
 

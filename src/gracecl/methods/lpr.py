@@ -14,9 +14,9 @@ acts_on='update' multiplies the step that the optimizer made instead, with whate
 
 Differences from the paper and its program: BatchNorm's scale and shift keep their gradients (the program has a 2×2 matrix for each
 channel), and so do depthwise convolutions and modules that a method adds to the net; all tapped heads and projectors are among the
-layers; the images are those of evenly spaced slots of the memory, raw (the program takes all of it, in its transform); with few
-steps until there is a memory the first matrices are made as soon as there is one; a layer that is called twice in a pass counts
-both times (the program keeps its last input).
+layers; the images are those of evenly spaced slots of the memory, raw (the program takes all of it, in its transform); the first
+matrices are made as soon as there is a memory; a layer that is called twice in a pass counts both times (the program keeps its last
+input).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -174,7 +175,7 @@ def seeds_and_intervals(groups: Sequence[Group], metric: str, path: str | Path) 
     axes.set_xlabel(f"{metric}: seeds, mean, 95 % interval from three seeds on")
     plain(axes)
     axes.margins(y=0.5 / len(shown))
-    axes.set_yticks(range(len(shown)), [shortened(group.label) for group, _ in shown], fontsize=7)
+    axes.set_yticks(range(len(shown)), [in_two_lines(group.label) for group, _ in shown], fontsize=6.5)
     save(figure, path)
     return True
 
@@ -289,15 +290,20 @@ def differences(found: Sequence[Comparison], path: str | Path, title: str) -> bo
         axes.axvline(0, color=INK, linewidth=0.8)
         axes.margins(y=0.5 / len(part))
         plain(axes, setting)
-        axes.set_yticks(range(len(part)), [shortened(line.method) for line in part], fontsize=7)
+        axes.set_yticks(range(len(part)), [in_two_lines(line.method) for line in part], fontsize=6.5)
     panels[-1].set_xlabel(f"points of {found[0].metric} above (+) or below (-) it, 95 % interval over paired seeds")
     figure.suptitle(title, x=0.01, ha="left", size=9, color=INK)
     save(figure, path)
     return True
 
 
-def shortened(label: str, most: int = 48) -> str:
+def shortened(label: str, most: int) -> str:
     return label if len(label) <= most else f"{label[: most - 1]}…"
+
+
+def in_two_lines(label: str, width: int = 58) -> str:
+    """What does not fit there is left out at the end."""
+    return "\n".join(textwrap.wrap(label, width, max_lines=2, placeholder=" …"))
 
 
 def critical_difference(methods: Sequence[str], found: Ranking, path: str | Path, metric: str) -> bool:

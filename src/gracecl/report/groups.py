@@ -16,6 +16,8 @@ FOLLOWS = ("layers", "parameters", "rule", "images_beyond_memory")
 """what a run's settings lead to; to name the settings is enough"""
 OF_THE_STREAM = ("stream_steps", "tasks", "classes")
 """what its expression says already"""
+EXPRESSIONS = ("stream", "net", "optimizer")
+"""settings that are names with options"""
 SETTING = ("stream", "net", "memory")
 """what a fair comparison holds fixed; named in the label of every group when it is not"""
 
@@ -122,7 +124,7 @@ def options_that_vary(configs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def told_apart(configs: Sequence[dict[str, Any]], keys: Sequence[str] = SETTING) -> list[str]:
-    """Settings in short: of each only what is not the same in all, options of streams one by one."""
+    """Settings in short: of each only what is not the same in all."""
     parts = [_parts(config, keys) for config in configs]
     varying = [
         name for name in dict.fromkeys(name for part in parts for name in part) if len({part.get(name) for part in parts}) > 1
@@ -131,15 +133,15 @@ def told_apart(configs: Sequence[dict[str, Any]], keys: Sequence[str] = SETTING)
 
 
 def _parts(config: dict[str, Any], keys: Sequence[str]) -> dict[str, str]:
-    """A setting in pieces by name, each as it is to be shown."""
+    """A setting in pieces by name, each as it is to be shown: of an expression its name and every option."""
     found: dict[str, str] = {}
     for key in keys:
         value = config.get(key)
-        if key == "stream":
+        if key in EXPRESSIONS:
             found[key] = str(value).split("(")[0]
-            found |= {name: f"{name}={option}" for name, option in parse_call(str(value)).kwargs.items()}
+            found |= {f"{key}.{name}": f"{name}={option}" for name, option in parse_call(str(value)).kwargs.items()}
         elif value is not None:
-            found[key] = str(value) if key == "net" else f"{key}={value}"
+            found[key] = f"{key}={value}"
     return found
 
 
