@@ -126,9 +126,9 @@ def options_that_vary(configs: Sequence[dict[str, Any]]) -> list[str]:
 def told_apart(configs: Sequence[dict[str, Any]], keys: Sequence[str] = SETTING) -> list[str]:
     """Settings in short: of each only what is not the same in all."""
     parts = [_parts(config, keys) for config in configs]
-    varying = [
-        name for name in dict.fromkeys(name for part in parts for name in part) if len({part.get(name) for part in parts}) > 1
-    ]
+    names = dict.fromkeys(name for part in parts for name in part)
+    varying = [name for name in names if len({part.get(name) for part in parts}) > 1]
+    varying.sort(key=lambda name: keys.index(name.split(".")[0]))
     return [", ".join(part[name] for name in varying if name in part) for part in parts]
 
 
