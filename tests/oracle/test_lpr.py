@@ -291,3 +291,8 @@ def test_averages_around_it_follow_the_weights_that_a_step_ends_with() -> None:
 def test_options_out_of_range_are_told(options: str) -> None:
     with pytest.raises(UserError, match=f"lpr: {options.split('=')[0]} must be "):
         toy_engine(f"lpr(er(), {options})")
+
+
+def test_a_method_without_steps_on_the_stream_is_refused() -> None:
+    with pytest.raises(UserError, match="lpr changes steps on the stream, of which gdumb"):
+        toy_engine("lpr(gdumb())")

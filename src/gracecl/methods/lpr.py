@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from gracecl.core import Batch, Planning, Selection, StreamBatch, Taps
+from gracecl.errors import UserError
 from gracecl.memory import Memories
 from gracecl.methods.base import Method, Wrapper
 from gracecl.nets.affine import Affine, affine_layers, second_moments
@@ -54,6 +55,11 @@ class LPR(Wrapper):
     """n, images of the memory that are looked at, or all if there are fewer"""
     acts_on: Literal["gradient", "update"] = "gradient"
     """what P⁻¹ is multiplied with: the gradient, or what the optimizer makes of it"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.trains == "evaluation":
+            raise UserError(f"lpr changes steps on the stream, of which {self.inner!r} makes none; use {self.inner!r} alone")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
