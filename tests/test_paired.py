@@ -37,14 +37,14 @@ def test_what_a_comparison_says() -> None:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two methods on three seeds, as a study makes them."""
     out = tmp_path_factory.mktemp("study")
-    assert cli.call(["study", "record", "--quick", "--methods", "sgd()", "er()", "mose()", "--seeds", "0-2", "--jobs", "1",
+    assert cli.call(["study", "readings", "--quick", "--methods", "sgd()", "er()", "mose()", "--seeds", "0-2", "--jobs", "1",
                      "--threads", "1", "--out", str(out)]) == 0  # fmt: skip
     return out
 
 
 @pytest.mark.slow
 def test_a_study_compares_its_methods_with_the_control(made: Path) -> None:
-    content = json.loads((made / "record.json").read_text(encoding="utf-8"))
+    content = json.loads((made / "readings.json").read_text(encoding="utf-8"))
     lines = {entry["method"]: entry for entry in content["paired"]}
     assert set(lines) == {"sgd()", "er()"}
     accuracy = {
@@ -55,9 +55,9 @@ def test_a_study_compares_its_methods_with_the_control(made: Path) -> None:
     assert lines["er()"]["difference"]["n"] == 3
     assert lines["sgd()"]["images"] < lines["er()"]["images"] < 1
     assert lines["er()"]["corrected"] >= lines["er()"]["difference"]["p"]
-    text = (made / "record.md").read_text(encoding="utf-8")
+    text = (made / "readings.md").read_text(encoding="utf-8")
     assert "Against the control `mose()`" in text
-    assert (made / "record.png").stat().st_size > 5000
+    assert (made / "readings.png").stat().st_size > 5000
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def test_readings_are_confirmed_on_other_classes() -> None:
 
 @pytest.mark.slow
 def test_a_plan_counts_what_is_left(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["study", "record", "--quick", "--methods", "sgd()", "er()", "--seeds", "0-3", "--jobs", "1", "--dry-run"]
+    words = ["study", "readings", "--quick", "--methods", "sgd()", "er()", "--seeds", "0-3", "--jobs", "1", "--dry-run"]
     assert cli.call([*words, "--out", str(made)]) == 0
     printed = capsys.readouterr().out
     assert "1 × sgd()" in printed
@@ -153,7 +153,7 @@ def test_a_plan_counts_what_is_left(made: Path, tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.slow
 def test_an_estimate_is_of_the_second_task() -> None:
-    [run] = read("record", quick=True).plan(["mose()"], [0])
+    [run] = read("readings", quick=True).plan(["mose()"], [0])
     [found] = plan.estimates([Work.new(run.config, Path("nowhere"))])
     assert (found.left, found.probe.steps) == (1, 30)
     assert found.probe.images > 2 * 4 * 40, "MOSE's second block is in it"
