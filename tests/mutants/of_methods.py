@@ -173,7 +173,7 @@ METHODS = [
         ("before + inverse @ (layer.matrix(torch.Tensor.detach) - before)", "inverse @ layer.matrix(torch.Tensor.detach)"),
         ("self.age >= self.refresh_every", "self.age > self.refresh_every"),
         ("self.age = 0\n\n    def held", "self.age = 1\n\n    def held"),
-        ("* len(memory) // min(self.n_images, len(memory))", ""),
+        ("slots = np.arange(n) * len(memory) // n", "slots = np.arange(n)"),
     ),
     *method(
         "lucir",

@@ -9,7 +9,7 @@
         z_l <- mean output of head l for the image and its mirror image;  class <- argmax Σ_l softmax(z_l)
 
 MOSE spends 384 images on one step; here they buy four. The teacher costs a forward pass on top, a third of what MOSE costs in
-arithmetic. Beside it a learning rate pays that is too high for MOSE. Task marks are used where there are any and not needed (see
+arithmetic. The learning rate is one at which MOSE is past its best. Task marks are used where there are any and not needed (see
 mose.py). Measured in docs/best.md.
 
 Differences from a paper: there is none. From MOSE: several updates per batch, their learning rate, a teacher, linear heads in place

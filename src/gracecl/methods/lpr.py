@@ -71,7 +71,8 @@ class LPR(Wrapper):
     def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
         memory = memories.replay
         if self.strength and len(memory) and (not self.inverses or self.age >= self.refresh_every):
-            slots = np.arange(min(self.n_images, len(memory))) * len(memory) // min(self.n_images, len(memory))
+            n = min(self.n_images, len(memory))
+            slots = np.arange(n) * len(memory) // n
             self.refresh(memory.images[torch.from_numpy(slots).to(memory.images.device)])
         return super().plan(new, memories, planning)
 

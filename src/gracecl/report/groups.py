@@ -162,8 +162,7 @@ def _labels(configs: list[dict[str, Any]]) -> list[str]:
             for key in SETTING
             if config.get(key) is not None and _varies(key, [one for one in configs if one.get(key) is not None])
         ]
-        told = {*SETTING, *VARIES_WITH_THE_SEED, *FOLLOWS, *OF_THE_STREAM}
-        keys += [key for key in config if key not in told and _varies(key, same_method)]
+        keys += options_that_vary(same_method)
         labels.append(", ".join([str(config["method"]), *(f"{key}={config.get(key)}" for key in keys)]))
     return labels
 

@@ -122,10 +122,10 @@ def sections(results: Results) -> list[Section]:
     found = compare(results.runs, control)
     if not found:
         return []
-    groups = settings(results.runs)
-    in_short = dict(
-        zip(groups, told_apart([of_it[0].runs[0].config for of_it in groups.values()], held_fixed(results.runs)), strict=True)
-    )
+    keys, examples = held_fixed(results.runs), {}
+    for run in results.runs:
+        examples[setting_of(run, keys)] = run.config
+    in_short = dict(zip(examples, told_apart(list(examples.values()), keys), strict=True))
     shown = [replace(line.comparison, setting=in_short[line.comparison.setting]) for line in found]
     figures.differences(shown, results.out / file, results.titled(f"Against {control}"))
     text = "\n\n".join(
