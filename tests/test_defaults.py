@@ -328,6 +328,13 @@ def test_help_names_what_is_used_otherwise(capsys: pytest.CaptureFixture[str]) -
     assert f"else {RunConfig.augment}" in text
 
 
+def test_a_method_by_another_name_has_its_own_values(tmp_path: Path) -> None:
+    for alias, name in (("replay", "er"), ("grace(der++)", "grace(derpp)")):
+        assert resolve(alias, *CIFAR100, defaults="own") == resolve(name, *CIFAR100, defaults="own")
+    (tmp_path / "mine.toml").write_text("[[replay]]\nn_recall = 7\n")
+    assert resolve("er", *CIFAR100, defaults=str(tmp_path / "mine.toml")).method == "er(n_recall=7)"
+
+
 def test_streams_know_their_aliases() -> None:
     """The names of files are those that `streams.build` gives its families."""
     assert {defaults.stream_name(f"{alias}-digits") for alias in streams.ALIASES} == {"split-digits"}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from gracecl import Learner, UserError
+from gracecl import Learner, UserError, registry
 from gracecl.data import Data, load
 from gracecl.errors import Caution
 from gracecl.methods.er import ER
@@ -345,6 +345,21 @@ MISTAKES: dict[str, tuple[Any, Any, str]] = {
     "no labels": (X, None, "labels must be"),
     "one label": (X, 0, "labels must be"),
 }
+
+
+@pytest.mark.parametrize("kind", ["net", "method"])
+def test_a_saved_learner_of_one_s_own_net_or_method_says_what_to_import(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"method": "er", "net": "mlp(width=4)", kind: "mine"}
+    with monkeypatch.context() as registered:
+        registered.setitem(registry.nets.loaded, "mine", registry.nets.get("mlp"))
+        registered.setitem(registry.methods.loaded, "mine", ER)
+        Learner(**settings, classes=2, shape=(1, 4, 4), memory=4).save(tmp_path / "saved")
+    with pytest.raises(
+        UserError, match=f"holds a learner with an unknown {kind} 'mine'.* first import the module that registers it"
+    ):
+        Learner.load(tmp_path / "saved")
 
 
 @pytest.mark.parametrize("kind", MISTAKES)

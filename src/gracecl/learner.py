@@ -20,7 +20,7 @@ from gracecl.engine.evaluate import seen_scores
 from gracecl.engine.finite import check_losses
 from gracecl.errors import UserError
 from gracecl.methods.base import Method
-from gracecl.registry import options
+from gracecl.registry import UnknownName, options
 from gracecl.registry.options import LearnerOptions
 from gracecl.runs import checkpoint
 from gracecl.runs.recipe import Recipe
@@ -225,6 +225,10 @@ class Learner:
             learner = cls(**state["learner"] | {"shape": tuple(state["learner"]["shape"])}, device=device)
             learner.engine.load_state_dict(state["engine"])
             learner._task = state["task"]
+        except UnknownName as error:
+            raise UserError(
+                f"{path} holds a learner with an {error}; if it is your own, first import the module that registers it"
+            ) from None
         except UserError as error:
             raise UserError(f"{path} does not hold a learner that can be made here: {error}") from None
         except Exception as error:  # noqa: BLE001 (whatever a changed byte may lead to)

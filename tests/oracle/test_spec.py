@@ -262,9 +262,82 @@ def test_an_option_can_be_added(text: str, longer: str) -> None:
 
 
 def test_nearest_names() -> None:
+    assert nearest("rehearsal_of_all", methods.names()) == ""
+    assert nearest("mnist", methods.names()) == "", "what is no misspelling is not guessed at"
     assert nearest("resnet8", ["resnet18", "mlp"]) == "; did you mean 'resnet18'?"
     assert nearest("qqqq", ["resnet18", "mlp"]) == ""
     assert normal(" ER-ACE ") == normal("er_ace") == "er_ace"
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    {
+        "replay": "er()",
+        "Experience-Replay(n_recall=3)": "er(n_recall=3)",
+        "naive": "sgd()",
+        "finetune": "sgd()",
+        "cumulative(offline_epochs=3)": "joint(offline_epochs=3)",
+        "der++": "derpp()",
+        "DER++(alpha=0.3)": "derpp(alpha=0.3)",
+        "grace(der++)": "grace(derpp())",
+        "replay + ewc++ + si": "er() + ewc_pp() + si()",
+        "replay() + pull_zero(words='der++')": "er() + pull_zero(words='der++')",
+    }.items(),
+)
+def test_what_others_call_a_method_is_understood_and_recorded_under_its_name_here(written: str, meant: str) -> None:
+    assert repr(parse_method(written)) == meant
+    assert methods.get("replay") is ER
+    assert "replay" not in methods.names()
+
+
+def test_a_method_of_one_s_own_comes_before_an_alias() -> None:
+    methods.register("replay")(Same)
+    try:
+        assert methods.get("replay") is Same
+        assert repr(parse_method("replay(er())")) == "replay(er())"
+    finally:
+        del methods.loaded["replay"], methods._name_of[Same]
+        methods.register("same")(Same)  # for the fixture
+    assert set(methods.aliases.values()) <= set(methods.written)
+    assert not set(methods.aliases) & set(methods.written)
+
+
+def test_an_option_without_annotation_takes_what_is_written() -> None:
+    def plain(shape: int, hidden=32, deep: int = 1):  # type: ignore[no-untyped-def]
+        return shape, hidden, deep
+
+    registry = Registry("net", "gracecl.nets")
+    registry.register("plain")(plain)
+    assert spec.construct(registry, parse_call("plain(hidden='x')"), 1) == (1, "x", 1)
+    assert spec.construct(registry, parse_call("plain(64)"), 1) == (1, 64, 1)
+    with pytest.raises(UserError, match="plain: deep must be a whole number, not 'x'"):
+        spec.construct(registry, parse_call("plain(deep='x')"), 1)
+
+
+def test_an_argument_that_no_expression_could_show_is_refused() -> None:
+    class Hidden(ER):
+        def __init__(self, hidden=3) -> None:  # type: ignore[no-untyped-def]
+            super().__init__()
+            self.hidden = hidden
+
+    methods.register("hidden")(Hidden)
+    try:
+        with pytest.raises(
+            UserError, match=r"hidden: hidden is an argument of __init__ and not a field, so no run could record it"
+        ):
+            parse_method("hidden(hidden=7)")
+    finally:
+        del methods.loaded["hidden"], methods._name_of[Hidden]
+
+
+def test_an_annotation_that_cannot_be_read_is_one_sentence() -> None:
+    def plain(width: NoSuchName = 1) -> None:  # type: ignore[name-defined]  # noqa: F821
+        pass
+
+    registry = Registry("net", "gracecl.nets")
+    registry.register("plain")(plain)
+    with pytest.raises(UserError, match=r"cannot read the annotations of .*plain \(name 'NoSuchName' is not defined\); import"):
+        spec.construct(registry, parse_call("plain(width=2)"))
 
 
 # Registries.

@@ -183,7 +183,7 @@ def read(name: str) -> DefaultSet:
     for method, listed in content.items():
         if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
             raise UserError(f"--defaults {name}: '{method}' is not an entry; begin each with [[method]], such as [[er]]")
-    entries: dict[str, list[Entry]] = {normal(method): listed for method, listed in content.items()}
+    entries: dict[str, list[Entry]] = {normal(methods.real_name(method)): listed for method, listed in content.items()}
     return DefaultSet(name, None if streams is None else tuple(streams), entries)
 
 

@@ -27,22 +27,32 @@ from gracecl.errors import UserError
 T = TypeVar("T")
 
 
+SIMILAR = 0.65
+"""of two names, as difflib measures it, from which one may be a misspelling of the other: 'mpl' of 'mlp'"""
+
+
 def normal(name: str) -> str:
-    """`ER-ACE`, `er_ace` and `Er_Ace` are one name."""
-    return name.strip().lower().replace("-", "_")
+    """`ER-ACE`, `er_ace` and `Er_Ace` are one name, and so are `EWC++` and `ewc_pp`."""
+    return name.strip().lower().replace("-", "_").replace("++", "_pp")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'er'?`, or nothing when no known name is close."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=SIMILAR)
     return f"; did you mean '{close[0]}'?" if close else ""
+
+
+class UnknownName(UserError):
+    """Nothing is registered under a name."""
 
 
 class Registry:
     """The names of one kind of thing."""
 
-    def __init__(self, kind: str, package: str) -> None:
+    def __init__(self, kind: str, package: str, aliases: dict[str, str] | None = None) -> None:
         self.kind, self.package = kind, package
+        self.aliases = aliases or {}
+        """what others call a thing -> its name here"""
         self.loaded: dict[str, Any] = {}
         self._name_of: dict[Any, str] = {}
 
@@ -86,19 +96,24 @@ class Registry:
     def names(self) -> list[str]:
         return sorted({*self.written, *self.loaded})
 
+    def real_name(self, name: str) -> str:
+        """The name that an alias stands for; any other name stays as it is written."""
+        key = normal(name)
+        return name if key in self.loaded or key in self.written else self.aliases.get(key, name)
+
     def summaries(self) -> dict[str, str]:
         """name -> one line, without importing what is not imported yet."""
         outside = {name: (thing.__doc__ or "").strip().split("\n", 1)[0] for name, thing in self.loaded.items()}
         return {name: self.written[name][1] if name in self.written else outside[name] for name in self.names()}
 
     def get(self, name: str) -> Any:
-        key = normal(name)
+        """The thing of a name or alias."""
+        key = normal(self.real_name(name))
         if key not in self.loaded and key in self.written:
             importlib.import_module(self.written[key][0])
         if key not in self.loaded:
-            raise UserError(
-                f"unknown {self.kind} '{name}'{nearest(key, self.names())} ('gracecl list {self.kind}s' prints all of them)"
-            )
+            close = nearest(key, [*self.names(), *self.aliases])
+            raise UnknownName(f"unknown {self.kind} '{name}'{close} ('gracecl list {self.kind}s' prints all of them)")
         return self.loaded[key]
 
 
@@ -215,7 +230,25 @@ def _registered_names(node: ast.ClassDef | ast.FunctionDef) -> list[str]:
     ]
 
 
-methods = Registry("method", "gracecl.methods")
+METHOD_ALIASES = {
+    "replay": "er",
+    "experience_replay": "er",
+    "rehearsal": "er",
+    "naive": "sgd",
+    "finetune": "sgd",
+    "fine_tune": "sgd",
+    "finetuning": "sgd",
+    "fine_tuning": "sgd",
+    "cumulative": "joint",
+    "joint_training": "joint",
+    "der_pp": "derpp",
+    "a_gem": "agem",
+    "online_ewc": "ewc_on",
+    "streaming_lda": "slda",
+}
+"""what other libraries and papers call a method; `der++` is `der_pp`. A run is recorded under the name on the right"""
+
+methods = Registry("method", "gracecl.methods", METHOD_ALIASES)
 nets = Registry("net", "gracecl.nets")
 streams = Registry("stream", "gracecl.streams")
 datasets = Registry("dataset", "gracecl.data")

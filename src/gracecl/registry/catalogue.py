@@ -6,6 +6,7 @@ and compares (tests/test_catalogue.py).
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 
 from gracecl import paper
@@ -182,7 +183,15 @@ def table() -> str:
         )
         for line in lines
     ]
-    return "\n".join([*rows, "", LEGEND])
+    return "\n".join([*rows, "", LEGEND, *textwrap.wrap(f"also understood: {also_understood()}", 80)])
+
+
+def also_understood(quote: str = "") -> str:
+    """Every method that has other names, with them."""
+    others: dict[str, list[str]] = {}
+    for alias, name in methods.aliases.items():
+        others.setdefault(name, []).append(f"{quote}{alias.replace('_pp', '++')}{quote}")
+    return "; ".join(f"{', '.join(listed)} for {quote}{name}{quote}" for name, listed in others.items())
 
 
 LEGEND = """\
@@ -207,7 +216,8 @@ def markdown() -> str:
             f"| {TASK_WORDS[facts.tasks]} | {facts.keeps} | {facts.images} | {'–' if reported is None else f'{reported:.1f}'} |"
         )
     header = "| method | year | family | what it does | inside `grace(...)` | task marks | keeps | images per step | paper |"
-    return "\n".join([PAGE, header, "|---|---|---|---|---|---|---|---:|---:|", *rows, ""])
+    names = f"Also understood: {also_understood('`')}. A run is recorded under the method's name here.\n"
+    return "\n".join([PAGE, names, header, "|---|---|---|---|---|---|---|---:|---:|", *rows, ""])
 
 
 def _under_grace(facts: Facts) -> str:

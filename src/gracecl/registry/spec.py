@@ -121,7 +121,7 @@ def read_method(text: str) -> Any:
     read = _read(_parse(text), text)
     if not _names_methods(read):
         raise UserError(f"'{text}' is not a method such as er or grace(er(n_recall=64)); only methods can be added")
-    return read
+    return _without_aliases(read)
 
 
 def build_method(read: Any) -> Any:
@@ -164,6 +164,11 @@ def checked_call(target: Callable[..., Any], call: Call, *before: Any) -> Any:
     given |= call.kwargs
     if inspect.isfunction(target):  # classes check their own fields, which may be more generous
         check_options(target, call.name, given)
+    elif dataclasses.is_dataclass(target) and (lost := given.keys() - {field.name for field in dataclasses.fields(target)}):
+        raise UserError(
+            f"{call.name}: {min(lost)} is an argument of __init__ and not a field, so no run could record it; write @dataclass("
+            f"eq=False, repr=False) above the class and {min(lost)} as a field"
+        )
     return target(*before, **given)
 
 
@@ -176,7 +181,7 @@ def check_options(target: Callable[..., Any], owner: str, given: dict[str, Any])
     """The same for values that a function or class, told of as `owner`, was given."""
     hints = _hints(target)
     for name, value in given.items():
-        if not _fits(value, hints[name]):
+        if name in hints and not _fits(value, hints[name]):  # an option without annotation takes what is written
             raise UserError(f"{owner}: {name} must be {_wanted(hints[name], value)}, not {value!r}")
 
 
@@ -193,8 +198,10 @@ def show(thing: Any, name: str) -> str:
 
 
 def _parse(text: str) -> ast.expr:
-    # A hyphen between letters belongs to a name (er-ace, split-cifar100); quoted text is left alone.
-    plain = re.sub(r"""("[^"]*"|'[^']*')|(?<=[A-Za-z0-9])-(?=[A-Za-z])""", lambda m: m.group(1) or "_", text)
+    # A hyphen between letters belongs to a name (er-ace, split-cifar100), and so does ++ after one (der++, as `normal` has it);
+    # quoted text is left alone.
+    in_a_name = r"""("[^"]*"|'[^']*')|(?<=[A-Za-z0-9])(?:-(?=[A-Za-z])|(\+\+)(?=\s*(?:$|[(),+])))"""
+    plain = re.sub(in_a_name, lambda m: m.group(1) or ("_pp" if m.group(2) else "_"), text)
     try:
         tree = ast.parse(plain.strip(), mode="eval").body
         if _depth(tree) <= DEEPEST:
@@ -260,6 +267,17 @@ def _names_methods(read: Any) -> bool:
     return isinstance(read, Call)
 
 
+def _without_aliases(read: Any) -> Any:
+    """The same with the names that methods have here, for whoever looks values up by them."""
+    match read:
+        case Call(name, args, kwargs):
+            named = {option: _without_aliases(value) for option, value in kwargs.items()}
+            return Call(methods.real_name(name), tuple(map(_without_aliases, args)), named)
+        case (left, "+", right):
+            return (_without_aliases(left), "+", _without_aliases(right))
+    return read
+
+
 def _build_method(read: Any) -> Any:
     match read:
         case Call(name, args, kwargs):
@@ -272,7 +290,11 @@ def _build_method(read: Any) -> Any:
 
 @cache
 def _hints(target: Callable[..., Any]) -> dict[str, Any]:
-    return typing.get_type_hints(target, include_extras=True)
+    try:
+        return typing.get_type_hints(target, include_extras=True)
+    except NameError as error:
+        where = f"{target.__module__}.{target.__qualname__}"
+        raise UserError(f"cannot read the annotations of {where} ({error}); import that name where it is run, too") from None
 
 
 def _fits(value: Any, hint: Any) -> bool:
