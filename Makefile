@@ -7,7 +7,7 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true # some packa
 # Two test processes with one thread each are faster here than one with two.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: install demo test formats test-all test-browser mutants bench check fix clean
+.PHONY: install demo test formats test-all test-browser mutants bench check fix dist clean
 
 install: $(VENV)/.installed
 
@@ -55,6 +55,9 @@ check: install  ## formatting, style, types, import order
 fix: install  ## format and mend what can be mended automatically
 	$(BIN)/ruff format src tests benchmarks
 	$(BIN)/ruff check --fix src tests benchmarks
+
+dist: install  ## source archive and wheel, into dist/
+	$(BIN)/python -m build --no-isolation
 
 clean:
 	rm -rf $(VENV) runs build dist
