@@ -46,22 +46,28 @@ def test_the_source_archive_can_run_its_own_tests(dist: Path) -> None:
 
 def test_the_wheel_runs_the_demo_without_the_repository(dist: Path, tmp_path: Path) -> None:
     (wheel,) = dist.glob("*.whl")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     python, site = tmp_path / "venv" / "bin" / "python", next((tmp_path / "venv" / "lib").glob("python*")) / "site-packages"
     subprocess.run(
         [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", "--no-compile", wheel],
+        env=environment,
         check=True,
         capture_output=True,
     )
     # The dependencies that are installed beside the tests; a folder named so brings no editable package along.
     (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
     told = "import gracecl; print(gracecl.__version__, gracecl.__file__)"
-    where = subprocess.run([python, "-c", told], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True).stdout
-    assert where.split() == [gracecl.__version__, str(site / "gracecl" / "__init__.py")]
+    where = subprocess.run([python, "-c", told], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert where.returncode == 0, where.stderr
+    assert where.stdout.split() == [gracecl.__version__, str(site / "gracecl" / "__init__.py")]
     demo = "run er mose grace --stream split-digits --memory 20 --steps 4 --seeds 0 --jobs 1 --out runs/demo --net".split()
     ended = subprocess.run(
-        [tmp_path / "venv" / "bin" / "gracecl", *demo, "resnet18(width=6)"], cwd=tmp_path, env=environment, capture_output=True, text=True
+        [tmp_path / "venv" / "bin" / "gracecl", *demo, "resnet18(width=6)"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "runs" / "demo" / "report.html").is_file()
