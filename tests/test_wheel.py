@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -39,7 +40,8 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(dist: Path) -> Non
 
 def test_the_source_archive_can_run_its_own_tests(dist: Path) -> None:
     (archive,) = dist.glob("*.tar.gz")
-    names = {name.partition("/")[2] for name in tarfile.open(archive).getnames()}
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
     assert {"README.md", "CHANGELOG.md", "Makefile", "constraints.txt", "tests/warm.py", "tests/golden/mose.npz"} <= names
     assert not any(name.startswith("results/") for name in names)
 
@@ -61,9 +63,11 @@ def test_the_wheel_runs_the_demo_without_the_repository(dist: Path, tmp_path: Pa
     where = subprocess.run([python, "-c", told], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert where.returncode == 0, where.stderr
     assert where.stdout.split() == [gracecl.__version__, str(site / "gracecl" / "__init__.py")]
-    demo = "run er mose grace --stream split-digits --memory 20 --steps 4 --seeds 0 --jobs 1 --out runs/demo --net".split()
+    demo = shlex.split(
+        "run er mose grace --stream split-digits --memory 20 --net 'resnet18(width=6)' --steps 4 --jobs 1 --out runs/demo"
+    )
     ended = subprocess.run(
-        [tmp_path / "venv" / "bin" / "gracecl", *demo, "resnet18(width=6)"],
+        [tmp_path / "venv" / "bin" / "gracecl", *demo],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
