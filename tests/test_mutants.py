@@ -6,12 +6,14 @@ import ast
 import sys
 from pathlib import Path
 
+import pytest
+
 from gracecl.registry import controllers, methods
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "mutants"))
 
-from listed import MUTANTS, SOURCE  # noqa: E402 (its folder is no package)
+from listed import MUTANTS, SOURCE, Mutant  # noqa: E402 (its folder is no package)
 
 WITHOUT_EQUATIONS = {
     "nets/__init__.py",
@@ -27,11 +29,83 @@ WITHOUT_EQUATIONS = {
 """that put parts together, or show what others computed"""
 
 
-def test_every_mutant_has_its_place_and_is_python() -> None:
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    return {file: (SOURCE / file).read_text(encoding="utf-8") for file in {mutant.file for mutant in MUTANTS}}
+
+
+def test_every_mutant_has_its_place_and_its_tests(texts: dict[str, str]) -> None:
+    trees = {file: ast.parse(text) for file, text in texts.items()}
     for mutant in MUTANTS:
-        ast.parse(mutant.changed(SOURCE))
+        mutant.place(trees[mutant.file])
         assert mutant.tests
         assert all((HERE / test).is_file() for test in mutant.tests), mutant
+
+
+def test_mutants_do_not_depend_on_layout_or_on_the_order_of_definitions(texts: dict[str, str]) -> None:
+    trees = {file: laid_out_anew(text) for file, text in texts.items()}
+    for mutant in MUTANTS:
+        mutant.place(trees[mutant.file])
+
+
+@pytest.mark.slow
+def test_every_mutant_is_other_python(texts: dict[str, str]) -> None:
+    without = {file: ast.unparse(ast.parse(text)) for file, text in texts.items()}
+    for mutant in MUTANTS:
+        changed = mutant.changed(texts[mutant.file])
+        ast.parse(changed)
+        assert changed != without[mutant.file], mutant
+
+
+def laid_out_anew(text: str) -> ast.Module:
+    """Parse a file again without comments, with a line per statement, and everything that it defines in reverse order."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef):
+            node.body.reverse()
+    return ast.parse(ast.unparse(tree))
+
+
+FILE = """
+class Box:
+    size: int = 3
+
+    def volume(self, n: int = 2) -> float:
+        # three edges
+        return (self.size ** n) * self.scaled(
+            "a", self.size,
+        )
+
+    def surface(self) -> float:
+        self.note()
+        return 6 * self.size**2 + 0 * self.size
+"""
+
+
+def made(function: str, before: str, after: str, nth: int | None = None) -> str:
+    return Mutant("box.py", function, before, after, (), nth).changed(FILE)
+
+
+def test_a_mutant_is_an_expression_or_a_statement_of_one_function() -> None:
+    assert "return self.size * self.scaled('a', self.size)" in made("Box.volume", "self.size**n", "self.size")
+    assert "self.size ** n * 2" in made("Box.volume", "self.scaled('a', self.size)", "2")
+    assert "    pass\n        return 6" in made("Box.surface", "self.note()", "pass")
+    assert "size: int = 4" in made("Box.size", "3", "4")
+    assert "shape = 1\n    size: int = 3" in made("Box", "size: int = 3", "shape = 1; size: int = 3")
+    assert "self.size ** 2 + 0 * 1" in made("Box.surface", "self.size", "1", nth=2)
+
+
+@pytest.mark.parametrize(
+    ("function", "before", "told"),
+    [
+        ("Box.surface", "self.size", "Box.surface holds it 2 times"),
+        ("Box.surface", "self.size**3", "Box.surface holds it 0 times"),
+        ("surface", "self.size**2", "there is no surface"),
+    ],
+)
+def test_a_mutant_without_its_place_says_so(function: str, before: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        made(function, before, "1")
 
 
 def test_no_mutant_stands_there_twice() -> None:

@@ -41,7 +41,8 @@ class Trial:
         package = self.folder / "gracecl"
         shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__"))
         if mutant is not None:
-            (package / mutant.file).write_text(mutant.changed(package), encoding="utf-8")
+            file = package / mutant.file
+            file.write_text(mutant.changed(file.read_text(encoding="utf-8")), encoding="utf-8")
         self.process = os.fork()
         if self.process == 0:
             os._exit(self._run(tests))

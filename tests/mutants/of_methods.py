@@ -2,315 +2,510 @@
 
 from __future__ import annotations
 
-from mutant import REGULARISERS, method, of
+from mutant import REGULARISERS, method, of, within
+
+BEST = "mkd(multi_update(mose(inference='linear_votes'), lr_factor=4.0), strength=2.0, layers='all')"
 
 METHODS = [
     *method(
         "adversarial_replay",
-        ("(1 - self.beta) * cross_entropy(logits", "self.beta * cross_entropy(logits"),
-        ("* direction.sign()", "* direction"),
-        ("self.momentum * direction + slope / slope.abs()", "self.momentum * direction + slope / slope.square()"),
+        within(
+            "AdversarialReplay.losses",
+            (
+                '(1 - self.beta) * cross_entropy(logits["replay"], y["replay"])',
+                'self.beta * cross_entropy(logits["replay"], y["replay"])',
+            ),
+        ),
+        within(
+            "AdversarialReplay.attack",
+            ("direction.sign()", "direction"),
+            ("slope.abs().sum(dim=(1, 2, 3), keepdim=True)", "slope.square().sum(dim=(1, 2, 3), keepdim=True)"),
+        ),
     ),
     *method(
         "agem",
-        ("(product < 0) & (square", "(product > 0) & (square"),
-        ("without = g - product / square", "without = g + product / square"),
+        within(
+            "project",
+            ("(product < 0) & (square >= SMALLEST_SQUARE)", "(product > 0) & (square >= SMALLEST_SQUARE)"),
+            (
+                "g - product / square.clamp(min=SMALLEST_SQUARE) * reference",
+                "g + product / square.clamp(min=SMALLEST_SQUARE) * reference",
+            ),
+        ),
     ),
     *method(
         "aser",
-        ("min(n_c, max(1, 3 * capacity // (4 * classes)))", "min(n_c, max(1, capacity // classes))"),
-        ("scores.topk(wanted).indices", "(-scores).topk(wanted).indices"),
-        ("/ len(stored) < share)", "/ len(stored) > share)"),
+        within("ASER.sample_size", ("3 * capacity // (4 * classes)", "capacity // classes")),
+        within("ASER.recall", ("scores.topk(wanted)", "(-scores).topk(wanted)")),
+        within(
+            "is_minority",
+            (
+                "(stored[None, :] == labels[:, None]).sum(axis=1) / len(stored) < share",
+                "(stored[None, :] == labels[:, None]).sum(axis=1) / len(stored) > share",
+            ),
+        ),
     ),
     *method(
         "bic",
-        ('"ce/all": (1 - past) * on_labels', '"ce/all": on_labels'),
-        ('"kd/old": past * on_teacher', '"kd/old": on_teacher'),
-        ('{"linear": self.correction(out.logits)}', '{"linear": out.logits}'),
+        within("BiC.losses", ("(1 - past) * on_labels", "on_labels"), ("past * on_teacher", "on_teacher")),
+        within("BiC.rules", ("self.correction(out.logits)", "out.logits")),
     ),
     *method(
         "ccil",
-        ("weight * self.temperature**2 * divergence", "weight * divergence"),
-        ("(len(progress.seen) / len(progress.current)) ** self.power", "(len(progress.old) / len(progress.current)) ** self.power"),
-        ("return self.later_rate if progress.task > 0 else 1.0", "return 1.0"),
+        within("CCIL.losses", ("weight * self.temperature**2", "weight")),
+        within("CCIL.weight", ("len(progress.seen)", "len(progress.old)")),
+        within("CCIL.rate", ("self.later_rate if progress.task > 0 else 1.0", "1.0")),
     ),
     *method(
         "cls_er",
-        ("cross_entropy_of_each(stable, y) < cross", "cross_entropy_of_each(stable, y) > cross"),
-        ("early = 1 - 1 / (self.steps + 1)", "early = 1 - 1 / self.steps"),
-        ("if plastic < self.plastic_rate:", "if plastic > self.plastic_rate:"),
+        within(
+            "CLSER.targets",
+            (
+                "cross_entropy_of_each(stable, y) < cross_entropy_of_each(plastic, y)",
+                "cross_entropy_of_each(stable, y) > cross_entropy_of_each(plastic, y)",
+            ),
+        ),
+        within(
+            "CLSER.after_step",
+            ("1 / (self.steps + 1)", "1 / self.steps"),
+            ("plastic < self.plastic_rate", "plastic > self.plastic_rate"),
+        ),
     ),
     *method(
         "co2l",
-        ("self.temperature / self.base_temperature * contrast", "contrast"),
-        ("self.relation_temperature, self.teacher_temperature)", "self.teacher_temperature, self.relation_temperature)"),
+        within(
+            "Co2L.losses",
+            ("self.temperature / self.base_temperature * contrast", "contrast"),
+            (
+                'relation_distillation(z, batch.targets["co2l"], self.relation_temperature, self.teacher_temperature)',
+                'relation_distillation(z, batch.targets["co2l"], self.teacher_temperature, self.relation_temperature)',
+            ),
+        ),
     ),
-    *of("methods/cpr.py", REGULARISERS, ("self.beta * (widest - entropy", "self.beta * (widest + entropy")),
+    *of(
+        "methods/cpr.py",
+        REGULARISERS,
+        within(
+            "CPR.losses",
+            ("widest - entropy(logits, batch.seen if seen else None)", "widest + entropy(logits, batch.seen if seen else None)"),
+        ),
+    ),
     *method(
         "der",
-        ("self.alpha * logit_distance", "self.alpha / 2 * logit_distance"),
-        (
-            'out.logits.detach()[:, batch.blocks["new"].view(0)]).transpose(0, 1)}',
-            'out.logits.detach()[:, batch.blocks["new"].view(0)]).transpose(0, 1) * 2}',
+        within("DER.losses", ("self.alpha", "self.alpha / 2")),
+        within(
+            "DER.attributes",
+            (
+                'full_precision(out.logits.detach()[:, batch.blocks["new"].view(0)]).transpose(0, 1)',
+                'full_precision(out.logits.detach()[:, batch.blocks["new"].view(0)]).transpose(0, 1) * 2',
+            ),
         ),
     ),
-    *method("derpp", ("self.beta * cross_entropy(out", "cross_entropy(out"), tests="golden/test_golden_der.py oracle/test_der.py"),
+    *method(
+        "derpp",
+        within(
+            "DERpp.losses",
+            (
+                "self.beta * cross_entropy(out.logits[:, replay], batch.y[replay], classes)",
+                "cross_entropy(out.logits[:, replay], batch.y[replay], classes)",
+            ),
+        ),
+        tests="golden/test_golden_der.py oracle/test_der.py",
+    ),
     *method(
         "dvc",
-        ("-self.mi_weight * spread / 3", "-self.mi_weight * spread"),
-        (
-            "head_gradients(then, labels) - head_gradients(now, labels)",
-            "head_gradients(now, labels) - head_gradients(then, labels)",
+        within(
+            "DVC.terms", ("-self.mi_weight * spread / 3", "-self.mi_weight * spread"), ("2 * logits.shape[-1]", "logits.shape[-1]")
         ),
-        ("/ (2 * logits.shape[-1])", "/ logits.shape[-1]"),
+        within(
+            "DVC.interference",
+            (
+                "head_gradients(then, labels) - head_gradients(now, labels)",
+                "head_gradients(now, labels) - head_gradients(then, labels)",
+            ),
+        ),
     ),
-    *method("ema", ("or self.steps <= warm_up", "or self.steps < warm_up")),
+    *method("ema", within("EMA.momentum_now", ("self.steps <= warm_up", "self.steps < warm_up"))),
     *method(
         "er",
-        ('return {"all": replace(recalled, stream=stream)}', 'return {"all": recalled}'),
+        within("ER.plan", ("replace(recalled, stream=stream)", "recalled")),
         tests="oracle/test_replay.py oracle/test_rar.py",
     ),
     *method(
         "er_ace",
-        ("return present | ~batch.seen if self.keep_unseen", "return present | batch.seen if self.keep_unseen"),
-        ('share = len(y) / len(batch) if self.reduction == "concat" else 1.0', "share = 1.0"),
+        within("ERACE.allowed", ("present | ~batch.seen", "present | batch.seen")),
+        within("ERACE.losses", ('len(y) / len(batch) if self.reduction == "concat" else 1.0', "1.0")),
     ),
     *method(
         "er_aml",
-        ("self.gamma * self.temperature / BASE_TEMPERATURE * distance", "self.gamma * distance"),
-        ("positive += positive >= itself", "positive += positive > itself"),
-        ("+ TRIPLET_MARGIN", "- TRIPLET_MARGIN"),
+        within("ERAML.losses", ("self.gamma * self.temperature / BASE_TEMPERATURE", "self.gamma")),
+        within("draw_pairs", ("positive >= itself", "positive > itself")),
+        within(
+            "ERAML.triplet",
+            (
+                "F.pairwise_distance(anchors, positive) - F.pairwise_distance(anchors, negative) + TRIPLET_MARGIN",
+                "F.pairwise_distance(anchors, positive) - F.pairwise_distance(anchors, negative) - TRIPLET_MARGIN",
+            ),
+        ),
     ),
     *of(
         "methods/ewc.py",
         REGULARISERS,
-        ("return self.average(x, score, torch.square, labels)", "return self.average(x, score, torch.abs, labels)"),
-        ("return super().distance() + self.lowest", "return super().distance()"),
-        ("log_p * (log_p.detach() / 2).exp()  # √p", "log_p * log_p.detach().exp()  # √p"),
+        within("EWC._mean_square", ("self.average(x, score, torch.square, labels)", "self.average(x, score, torch.abs, labels)")),
+        within("EWC.distance", ("super().distance() + self.lowest", "super().distance()")),
+        within("EWC._for_class.score", ("log_p.detach() / 2", "log_p.detach()")),
     ),
     *of(
         "methods/ewc_on.py",
         REGULARISERS,
-        ("self.decay * self.importance + fisher", "self.importance + self.decay * fisher"),
+        within("EWCOnline.remember", ("self.decay * self.importance + fisher", "self.importance + self.decay * fisher")),
     ),
     *of(
         "methods/ewc_pp.py",
         REGULARISERS,
-        ("(1 - self.new_share) * self.running + self.new_share", "self.new_share * self.running + (1 - self.new_share)"),
-        ("(self.running - among.min()) / (among", "self.running / (among"),
+        within(
+            "EWCpp.after_backward",
+            (
+                "(1 - self.new_share) * self.running + self.new_share * self.squares / self.refresh",
+                "self.new_share * self.running + (1 - self.new_share) * self.squares / self.refresh",
+            ),
+        ),
+        within("EWCpp.rescaled", ("self.running - among.min()", "self.running")),
     ),
     *of(
         "methods/si.py",
         REGULARISERS,
-        ('    rectify: Literal["sum", "increment"] = "sum"', '    half = True\n    rectify: Literal["sum", "increment"] = "sum"'),
-        ("self.path -= torch.where", "self.path += torch.where"),
-        (".square() + self.damping)", ".square())"),
+        within("SI", ('rectify: Literal["sum", "increment"] = "sum"', 'half = True; rectify: Literal["sum", "increment"] = "sum"')),
+        within(
+            "SI.after_step",
+            (
+                "self.path -= torch.where(moved == 0, moved, self._gradient * moved)",
+                "self.path += torch.where(moved == 0, moved, self._gradient * moved)",
+            ),
+        ),
+        within("SI.consolidate", ("(weights - self.anchor).square() + self.damping", "(weights - self.anchor).square()")),
     ),
     *of(
         "methods/mas.py",
         REGULARISERS,
-        ("seen[list(progress.seen)] = True", "seen[:] = True"),
-        ("(logits * classes).square().sum(), torch.abs)", "(logits * classes).square().sum(), torch.square)"),
+        within("MAS.consolidate", ("seen[list(progress.seen)] = True", "seen[:] = True")),
+        within("MAS.sensitivity", ("torch.abs", "torch.square")),
     ),
     *of(
         "methods/quadratic.py",
         REGULARISERS,
-        ("self.strength / 2 if self.half else self.strength", "self.strength"),
-        ("sums[name] += of_each(value).sum(dim=0)", "sums[name] += of_each(value.sum(dim=0))"),
+        within("QuadraticPenalty.losses", ("self.strength / 2 if self.half else self.strength", "self.strength")),
+        within("MeasuredAtTaskEnd.average", ("of_each(value).sum(dim=0)", "of_each(value.sum(dim=0))")),
     ),
     *method(
         "gdumb",
-        ('block.found["share"] = torch.tensor(share', 'block.found["share"] = torch.tensor(0.5'),
-        ("for n in (height, width))", "for n in (width, height))"),
-        ("half = int(length * math.sqrt(1 - share)) // 2", "half = int(length * (1 - share)) // 2"),
-        ("(epoch - cycle) / cycle)) / 2", "(epoch - cycle) / cycle))"),
+        within(
+            "GDumb.prepare",
+            ("torch.tensor(share, device=batch.x.device)", "torch.tensor(0.5, device=batch.x.device)"),
+            ("(height, width)", "(width, height)"),
+        ),
+        within("cut", ("math.sqrt(1 - share)", "1 - share")),
+        within(
+            "GDumb.rate_in",
+            (
+                "(self.lr - self.lr_min) * (1 + math.cos(math.pi * (epoch - cycle) / cycle)) / 2",
+                "(self.lr - self.lr_min) * (1 + math.cos(math.pi * (epoch - cycle) / cycle))",
+            ),
+        ),
     ),
     *method(
         "gsa",
-        ("2 * torch.sigmoid(up / down - 1)", "torch.sigmoid(up / down - 1)"),
-        ("self.n_recall * (seen - met) // seen", "self.n_recall * met // seen"),
-        ("pull = count - probability", "pull = count"),
+        within(
+            "GSA.weights", ("2 * torch.sigmoid(up / down - 1)", "torch.sigmoid(up / down - 1)"), ("count - probability", "count")
+        ),
+        within("GSA.plan", ("self.n_recall * (seen - met)", "self.n_recall * met")),
     ),
     *method(
         "grace",
-        ("row: alpha * value if row in chosen", "row: value if row in chosen"),
-        ("older = np.flatnonzero(~newest)", "older = np.flatnonzero(newest)"),
-        ("torch.cat([torch.zeros_like(term[:-1]), term[-1:]])", "torch.cat([term[:1], torch.zeros_like(term[1:])])"),
-        ('return alpha * term if self.alpha_on == "entropy" else term', "return term"),
-        ("return right / len(labels)", "return right"),
-        ("aside = rng.random(len(new)) < HELDOUT_SHARE", "aside = rng.random(len(new)) < 2 * HELDOUT_SHARE"),
-        ("new.select(rest)", "new"),
-        ("if new.progress.tick(self.refresh_every):", "if new.progress.tick(2 * self.refresh_every):"),
-        ("(means == 0).all(dim=-1)[:, None], -torch.inf)", "(means == 0).all(dim=-1)[:, None], 0.0)"),
+        within("Grace.weighted", ("alpha * value if row in chosen else value", "value if row in chosen else value")),
+        within("Grace.past", ("np.flatnonzero(~newest)", "np.flatnonzero(newest)")),
+        within(
+            "Grace.entropy_row",
+            ("[torch.zeros_like(term[:-1]), term[-1:]]", "[term[:1], torch.zeros_like(term[1:])]"),
+            ('alpha * term if self.alpha_on == "entropy" else term', "term"),
+        ),
+        within("layer_accuracies", ("right / len(labels)", "right"), ("-torch.inf", "0.0")),
+        within(
+            "Grace.store",
+            ("rng.random(len(new)) < HELDOUT_SHARE", "rng.random(len(new)) < 2 * HELDOUT_SHARE"),
+            ("new.select(rest)", "new"),
+        ),
+        within("Grace.observe", ("self.refresh_every", "2 * self.refresh_every")),
     ),
-    *method("gss", (">= self.threshold:", "< self.threshold:")),
+    *method(
+        "gss",
+        within(
+            "GSS.store",
+            ("similarity(whole, groups).cpu()[0] >= self.threshold", "similarity(whole, groups).cpu()[0] < self.threshold"),
+        ),
+    ),
     *method(
         "icarl",
-        ("batch.seen & ~self.teacher.classes)", "batch.seen)"),
-        ("share = memory.capacity // len(progress.seen)", "share = memory.capacity // len(progress.current)"),
+        within("ICaRL.losses", ("batch.seen & ~self.teacher.classes", "batch.seen")),
+        within("ICaRL.choose_exemplars", ("len(progress.seen)", "len(progress.current)")),
     ),
     *method(
         "il2a",
-        ("self.spread / 2 * (along - own)", "self.spread * (along - own)"),
-        ("times / self.n_prototypes", "times / len(times)"),
-        ("self.pairs(out.features)], dim=-1)) / self.temperature", "self.pairs(out.features)], dim=-1))"),
+        within(
+            "IL2A.semantic_logits",
+            ("self.spread / 2 * (along - own).square().sum(dim=2)", "self.spread * (along - own).square().sum(dim=2)"),
+        ),
+        within("IL2A.targets", ("times / self.n_prototypes", "times / len(times)")),
+        within(
+            "IL2A.losses",
+            (
+                "full_precision(torch.cat([out.logits, self.pairs(out.features)], dim=-1)) / self.temperature",
+                "full_precision(torch.cat([out.logits, self.pairs(out.features)], dim=-1))",
+            ),
+        ),
     ),
-    *method("joint", ("return shuffled(stream, self.n_recall)", "return stream")),
+    *method("joint", within("Joint.stream", ("shuffled(stream, self.n_recall)", "stream"))),
     *method(
         "lode",
-        ("self.rho / progress.task", "self.rho / (progress.task + 1)"),
-        ("rest = logits.masked_fill(old, -torch.inf)", "rest = logits.masked_fill(~old, -torch.inf)"),
+        within("LODE.inter_weight", ("self.rho / progress.task", "self.rho / (progress.task + 1)")),
+        within("decoupled", ("logits.masked_fill(old, -torch.inf)", "logits.masked_fill(~old, -torch.inf)")),
     ),
     *method(
         "lpr",
-        ("self.strength / positions**self.position_power * moments", "self.strength / positions * moments"),
-        ("self.strength / positions**self.position_power * moments", "moments / positions**self.position_power"),
-        ("proximal = identity + self.strength", "proximal = identity * 2 + self.strength"),
-        (
-            "layer.put(inverse @ layer.matrix(gradient), gradient)",
-            "layer.put(inverse @ inverse @ layer.matrix(gradient), gradient)",
+        within(
+            "LPR.refresh",
+            ("positions**self.position_power", "positions"),
+            ("self.strength / positions**self.position_power * moments", "moments / positions**self.position_power"),
+            (
+                "identity + self.strength / positions**self.position_power * moments",
+                "identity * 2 + self.strength / positions**self.position_power * moments",
+            ),
+            ("self.age = 0", "self.age = 1"),
         ),
-        ("before + inverse @ (layer.matrix(torch.Tensor.detach) - before)", "inverse @ layer.matrix(torch.Tensor.detach)"),
-        ("self.age >= self.refresh_every", "self.age > self.refresh_every"),
-        ("self.age = 0\n\n    def held", "self.age = 1\n\n    def held"),
-        ("slots = np.arange(n) * len(memory) // n", "slots = np.arange(n)"),
+        within("LPR.after_backward", ("inverse @ layer.matrix(gradient)", "inverse @ inverse @ layer.matrix(gradient)")),
+        within(
+            "LPR.after_step",
+            ("before + inverse @ (layer.matrix(torch.Tensor.detach) - before)", "inverse @ layer.matrix(torch.Tensor.detach)"),
+        ),
+        within(
+            "LPR.plan",
+            ("self.age >= self.refresh_every", "self.age > self.refresh_every"),
+            ("np.arange(n) * len(memory) // n", "np.arange(n)"),
+        ),
     ),
     *method(
         "lucir",
-        ("math.sqrt(len(progress.old) / len(progress.current))", "len(progress.old) / len(progress.current)"),
-        ("images=batch.old[batch.y])", "images=batch.current[batch.y])"),
-        ("self.held.put_back(moving=batch.current)", "self.held.put_back(moving=batch.seen)"),
+        within(
+            "LUCIR.strength",
+            (
+                "self.less_forget * math.sqrt(len(progress.old) / len(progress.current))",
+                "self.less_forget * len(progress.old) / len(progress.current)",
+            ),
+        ),
+        within("LUCIR.losses", ("batch.old[batch.y]", "batch.current[batch.y]")),
+        within("LUCIR.after_step", ("batch.current", "batch.seen")),
     ),
-    *method("lwf", ("self.strength * self.temperature**2 * divergence", "self.strength * divergence")),
+    *method("lwf", within("LwF.losses", ("self.strength * self.temperature**2", "self.strength"))),
     *method(
         "mir",
-        ("(after - before).topk(wanted)", "(before - after).topk(wanted)"),
-        ("now = torch.minimum(now,", "now = torch.maximum(now,"),
+        within("MIR.recall", ("after - before", "before - after")),
+        within(
+            "MIR.losses_around_the_step",
+            (
+                "torch.minimum(now, memory.attributes[BEST_LOSS][torch.from_numpy(slots).to(device)])",
+                "torch.maximum(now, memory.attributes[BEST_LOSS][torch.from_numpy(slots).to(device)])",
+            ),
+        ),
     ),
     *method(
         "mkd",
-        ("self.strength * self.temperature**2 * self.layer_weight", "self.strength * self.layer_weight"),
-        ('share = 0.5 if self.predict == "mean" else 0.0', 'share = 1.0 if self.predict == "mean" else 0.0'),
-        ("torch.ones(net.layers) / net.layers if", "torch.ones(net.layers) if"),
-        ("torch.eye(net.layers)[-1]", "torch.eye(net.layers)[0]"),
-        ("module.momentum = 0.0", "module.momentum = 0.1"),
-        ("self.follow(1.0)", "self.follow(0.0)"),
-        ("self.follow(self.teacher_rate)", "self.follow(1 - self.teacher_rate)"),
-        ("mean.copy_(slow).lerp_(fast, share)", "mean.copy_(fast).lerp_(slow, share / 2)"),
-        ("own.copy_(latest)", "own.copy_(own)"),
-        ("self.net.meter.count(forward=len(batch))", "self.net.meter.count(forward=0)"),
-        ("RandAugment(self.harder, self.magnitude)", "RandAugment(1, self.magnitude)"),
-        ("RandAugment(self.harder, self.magnitude)", "RandAugment(self.harder)"),
+        within("MKD.losses", ("self.strength * self.temperature**2", "self.strength")),
+        within(
+            "MKD.eval_net",
+            ('0.5 if self.predict == "mean" else 0.0', '1.0 if self.predict == "mean" else 0.0'),
+            ("mean.copy_(slow).lerp_(fast, share)", "mean.copy_(fast).lerp_(slow, share / 2)"),
+            ("own.copy_(latest)", "own.copy_(own)"),
+        ),
+        within(
+            "MKD.attach",
+            ("torch.ones(net.layers) / net.layers", "torch.ones(net.layers)"),
+            ("torch.eye(net.layers)[-1]", "torch.eye(net.layers)[0]"),
+            ("module.momentum = 0.0", "module.momentum = 0.1"),
+        ),
+        within("MKD.plan", ("self.follow(1.0)", "self.follow(0.0)")),
+        within("MKD.after_step", ("self.teacher_rate", "1 - self.teacher_rate")),
+        within(
+            "MKD.targets",
+            ("self.net.meter.count(forward=len(batch))", "self.net.meter.count(forward=0)"),
+            ("RandAugment(self.harder, self.magnitude)", "RandAugment(1, self.magnitude)"),
+            ("RandAugment(self.harder, self.magnitude)", "RandAugment(self.harder)"),
+        ),
     ),
     *method(
         "mirrored",
-        ("net.mirrored = True", "net.mirrored = False"),
-        ("copy.copy(self.inner.eval_net)", "self.inner.eval_net"),
+        within(
+            "Mirrored.eval_net",
+            ("net.mirrored = True", "net.mirrored = False"),
+            ("copy.copy(self.inner.eval_net)", "self.inner.eval_net"),
+        ),
     ),
     *method(
         "best",
-        ("strength=2.0, layers='all')", "layers='all')"),
-        ("strength=2.0, layers='all')", "strength=2.0)"),
-        ("mose(inference='linear_votes'), lr_factor", "mose(), lr_factor"),
-        ("lr_factor=4.0)", "updates=2, lr_factor=4.0)"),
-        ("lr_factor=4.0)", "lr_factor=2.0)"),
+        within(
+            "Best.inner",
+            *(
+                (repr(BEST), repr(BEST.replace(part, other)))
+                for part, other in (
+                    ("strength=2.0, ", ""),
+                    (", layers='all'", ""),
+                    ("inference='linear_votes'", ""),
+                    ("lr_factor=4.0", "updates=2, lr_factor=4.0"),
+                    ("lr_factor=4.0", "lr_factor=2.0"),
+                )
+            ),
+        ),
         tests="oracle/test_mirrored.py",
     ),
     *method(
         "mose",
-        ("min(self.n_recall * len(current) // len(progress.seen), b)", "min(self.n_recall // len(progress.seen), b)"),
-        ("self.balanced_weight * cross_entropy", "cross_entropy"),
-        ("min(self.n_recall - n_new, self.per_class * len(progress.seen))", "self.n_recall - n_new"),
-        ("return (), (Mirror(),), augment, (Mirror(), *augment)", "return (), (Mirror(),), augment, (*augment, Mirror())"),
+        within(
+            "MOSE.plan",
+            ("self.n_recall * len(current)", "self.n_recall"),
+            ("min(self.n_recall - n_new, self.per_class * len(progress.seen))", "self.n_recall - n_new"),
+        ),
+        within(
+            "MOSE.losses",
+            (
+                "self.balanced_weight * cross_entropy(out.logits[:, balanced], batch.y[balanced])",
+                "cross_entropy(out.logits[:, balanced], batch.y[balanced])",
+            ),
+        ),
+        within("MOSE.views", ("(Mirror(), *augment)", "(*augment, Mirror())")),
     ),
     *method(
         "multi_update",
-        ("return groups - 1 - column if row % 2 else column", "return column"),
-        ("return self.updates * self.inner.repeats", "return self.updates"),
-        ("mine = slice(turn // groups, None, parts)", "mine = slice(turn % groups, None, parts)"),
-        ("== turn % groups)", "== turn // groups)"),
-        ("return fewer, self.updates // fewer", "return fewer, self.updates"),
-        ("replace(planning, repeat=step)", "replace(planning, repeat=turn)"),
-        (
-            "self.gathered[name][torch.from_numpy(self.stream_rows).to(value.device)] = value",
-            "self.gathered[name][: len(value)] = value",
+        within("there_and_back", ("groups - 1 - column if row % 2 else column", "column")),
+        within("MultiUpdate.repeats", ("self.updates * self.inner.repeats", "self.updates")),
+        within(
+            "MultiUpdate.part_of",
+            ("slice(turn // groups, None, parts)", "slice(turn % groups, None, parts)"),
+            ("there_and_back(place, groups) == turn % groups", "there_and_back(place, groups) == turn // groups"),
+            ("len(images) >= parts", "True"),
         ),
-        ("return self.lr_factor * super().rate(progress)", "return self.lr_factor"),
-        ("return self.lr_factor * super().rate(progress)", "return super().rate(progress)"),
-        ("if turn == 0:", "if True:"),
-        ("if len(images) >= parts else images", "if True else images"),
+        within("MultiUpdate.shares", ("self.updates // fewer", "self.updates")),
+        within("MultiUpdate.plan", ("replace(planning, repeat=step)", "replace(planning, repeat=turn)"), ("turn == 0", "True")),
+        within(
+            "MultiUpdate.attributes",
+            (
+                "self.gathered[name][torch.from_numpy(self.stream_rows).to(value.device)] = value",
+                "self.gathered[name][: len(value)] = value",
+            ),
+        ),
+        within(
+            "MultiUpdate.rate",
+            ("self.lr_factor * super().rate(progress)", "self.lr_factor"),
+            ("self.lr_factor * super().rate(progress)", "super().rate(progress)"),
+        ),
     ),
     *method(
         "ocm",
-        ('self.labels_of("replay", batch), batch.classes))', 'self.labels_of("replay", batch), 1))'),
-        ("self.teacher.classes)", "batch.seen)"),
+        within(
+            "OCM.projections_kept",
+            ('pseudo_labels(self.labels_of("replay", batch), batch.classes)', 'pseudo_labels(self.labels_of("replay", batch), 1)'),
+        ),
+        within("OCM.losses", ("self.teacher.classes", "batch.seen")),
     ),
     *of(
         "methods/rotation_contrast.py",
         "golden/test_golden_ocm.py oracle/test_rotation_contrast.py",
-        ("info_nce_of_pairs(terms) + 2 *", "info_nce_of_pairs(terms) +"),
-        ("self.scale if replayed else 1.0", "1.0"),
+        within(
+            "RotationContrast.contrasts", ('2 * table["sc/new"]', 'table["sc/new"]'), ("self.scale if replayed else 1.0", "1.0")
+        ),
     ),
     *method(
         "online_lora",
-        ("self.strength / 2 * self.flat", "self.strength * self.flat"),
-        ("share * self.squared_gradients(batch) + (1 - share)", "self.squared_gradients(batch) + (1 - share)"),
-        ("self.last_mean + self.last_variance**0.5", "self.last_mean + self.last_variance"),
+        within("OnlineLoRA.losses", ("self.strength / 2", "self.strength")),
+        within("OnlineLoRA.consolidate", ("share * self.squared_gradients(batch)", "self.squared_gradients(batch)")),
+        within("LossWindow.add", ("self.last_variance**0.5", "self.last_variance")),
     ),
     *method(
         "onpro",
-        ('mixed["other"], 1 - mixed["share"])', 'mixed["other"], mixed["share"])'),
-        ("self.proto = (raw[-1] + augmented[-1]) / 2", "self.proto = raw[-1]"),
-        ("closeness = 1 / np.maximum(", "closeness = np.maximum("),
+        within("OnPro.losses", ('1 - mixed["share"]', 'mixed["share"]')),
+        within("OnPro.after_step", ("(raw[-1] + augmented[-1]) / 2", "raw[-1]")),
+        within(
+            "pair_probabilities",
+            (
+                "1 / np.maximum(np.linalg.norm(proto[one] - proto[other], axis=1), SMALLEST_DISTANCE)",
+                "np.maximum(np.linalg.norm(proto[one] - proto[other], axis=1), SMALLEST_DISTANCE)",
+            ),
+        ),
     ),
-    *method("pcr", ("return (), augment", "return augment, augment")),
+    *method("pcr", within("PCR.views", ("return (), augment", "return augment, augment"))),
     *method(
         "ranpac",
-        ("torch.relu(features.double() @ self.projection)", "features.double() @ self.projection"),
-        ("add_(self.ridges()[:, None])", "sub_(self.ridges()[:, None])"),
-        ("(gram @ solution - 2 * wanted)", "(gram @ solution - wanted)"),
+        within("RanPAC.projected", ("torch.relu(features.double() @ self.projection)", "features.double() @ self.projection")),
+        within(
+            "RanPAC.before_eval",
+            (
+                "gram.diagonal(dim1=1, dim2=2).add_(self.ridges()[:, None])",
+                "gram.diagonal(dim1=1, dim2=2).sub_(self.ridges()[:, None])",
+            ),
+        ),
+        within("RanPAC.ridges", ("gram @ solution - 2 * wanted", "gram @ solution - wanted")),
     ),
     *method(
         "rar",
-        ("return self.iterations * self.inner.repeats", "return self.inner.repeats"),
-        (
-            '("ce/new", self.stream_weight), ("ce/replay", self.memory_weight)',
-            '("ce/new", self.memory_weight), ("ce/replay", self.stream_weight)',
+        within("RAR.repeats", ("self.iterations * self.inner.repeats", "self.inner.repeats")),
+        within(
+            "RAR.losses",
+            (
+                '(("ce/new", self.stream_weight), ("ce/replay", self.memory_weight))',
+                '(("ce/new", self.memory_weight), ("ce/replay", self.stream_weight))',
+            ),
         ),
     ),
     *method(
         "replay",
-        ("min(self.n_recall, limit * len(new.progress.seen))", "min(self.n_recall, limit)"),
-        ("return self.mem_iters", "return 1"),
-        (".masked_fill(~self.predictable, -torch.inf)", ""),
-        ('return f"{self.inference}_last"', 'return f"{self.inference}_mean"'),
+        within("Replay.recalled", ("limit * len(new.progress.seen)", "limit")),
+        within("Replay.repeats", ("return self.mem_iters", "return 1")),
+        within(
+            "Replay.rules",
+            (
+                "nearest_mean(out.features, self.means).masked_fill(~self.predictable, -torch.inf)",
+                "nearest_mean(out.features, self.means)",
+            ),
+        ),
+        within("Replay.rule", ('f"{self.inference}_last"', 'f"{self.inference}_mean"')),
     ),
     *method(
         "scr",
-        ("parameter.grad *= REVIEW_SCALE", "parameter.grad *= 1"),
-        (
-            "supervised_contrast(self.projected(out), batch.y, self.temperature)",
-            "supervised_contrast(out.features, batch.y, self.temperature)",
-        ),
+        within("SCR.after_backward", ("parameter.grad *= REVIEW_SCALE", "parameter.grad *= 1")),
+        within("SCR.losses", ("self.projected(out)", "out.features")),
     ),
     *method(
         "sgd",
-        (
-            'return {"ce/all": cross_entropy(out.logits, batch.y, self.spanned(batch))}',
-            'return {"ce/all": cross_entropy(out.logits, batch.y)}',
-        ),
+        within("SGD.losses", ("cross_entropy(out.logits, batch.y, self.spanned(batch))", "cross_entropy(out.logits, batch.y)")),
         tests="oracle/test_lwf.py oracle/test_joint.py",
     ),
     *method(
         "slda",
-        ("(weigh_by / (weigh_by + 1))", "(weigh_by / weigh_by.clamp(min=1))"),
-        ("(1 - self.shrinkage) * covariance + self.shrinkage * identity", "covariance + self.shrinkage * identity"),
-        ("-(means * self.weight).sum(dim=1, keepdim=True) / 2", "-(means * self.weight).sum(dim=1, keepdim=True)"),
+        within("SLDA.add", ("weigh_by / (weigh_by + 1)", "weigh_by / weigh_by.clamp(min=1)")),
+        within(
+            "SLDA.before_eval",
+            ("(1 - self.shrinkage) * covariance", "covariance"),
+            ("-(means * self.weight).sum(dim=1, keepdim=True) / 2", "-(means * self.weight).sum(dim=1, keepdim=True)"),
+        ),
     ),
     *method(
         "ssil",
-        ("share * cross_entropy(out", "cross_entropy(out"),
-        ("torch.where(self.old[batch.y][:, None], self.old, new)", "torch.where(self.old[batch.y][:, None], new, self.old)"),
-        ("weight * self.temperature**2 * divergence", "weight * divergence"),
+        within(
+            "SSIL.losses",
+            (
+                "share * cross_entropy(out.logits[:, rows], batch.y[rows], rivals[rows])",
+                "cross_entropy(out.logits[:, rows], batch.y[rows], rivals[rows])",
+            ),
+            ("torch.where(self.old[batch.y][:, None], self.old, new)", "torch.where(self.old[batch.y][:, None], new, self.old)"),
+            ("weight * self.temperature**2", "weight"),
+        ),
     ),
 ]
