@@ -16,6 +16,8 @@ from torch import Tensor
 
 from gracecl import streams
 from gracecl.core import NO_SOURCES, Ints, StreamBatch
+from gracecl.data import Data
+from gracecl.data.arrays import as_array
 from gracecl.engine.evaluate import seen_scores
 from gracecl.engine.finite import check_losses
 from gracecl.errors import UserError
@@ -89,7 +91,7 @@ class Learner:
             raise UserError(f"classes is the number of classes, at least 1, not {classes!r}")
         if not isinstance(shape, Sequence) or len(shape) != 3 or not all(map(_is_count, shape)):
             raise UserError(f"shape is (channels, height, width), whole numbers of at least 1, not {shape!r}")
-        name = method if isinstance(method, str) else repr(method)
+        name: Any = repr(method) if isinstance(method, Method) else method
         self.recipe = Recipe(name, **options.by_name(Recipe, more, ("classes", "shape", "mean", "std"), "a learner"))
         self.classes, self.shape = classes, tuple(shape)
         try:
@@ -131,11 +133,11 @@ class Learner:
         return losses
 
     @one_at_a_time
-    def fit(self, stream: Stream | str, data: str | Path | None = None) -> Learner:
+    def fit(self, stream: Stream | Data | str, data: str | Path | None = None) -> Learner:
         """Learns a whole stream, ending tasks where it says so; returns the learner.
 
-        The stream is one of `gracecl.stream(...)` or its expression, which takes the learner's seed; `data` is the folder of the
-        data sets. What was learned before stays, and the stream's first task is a new one.
+        The stream is one of `gracecl.stream(...)`, its expression, which takes the learner's seed, or a data set; `data` is the
+        folder of the data sets. What was learned before stays, and the stream's first task is a new one.
         """
         stream = self.method.stream(self._stream(stream, data).to(self.engine.device))
         check_marks(self.method, stream)
@@ -176,7 +178,7 @@ class Learner:
     @one_at_a_time
     def evaluate(
         self,
-        x: Images | Stream | str,
+        x: Images | Stream | Data | str,
         y: Labels | None = None,
         tasks: Labels | None = None,
         rule: str | None = None,
@@ -186,7 +188,7 @@ class Learner:
 
         Of a stream, those of the tasks of which a class was met count. `rule` is the method's own unless another is named.
         """
-        if isinstance(x, (Stream, str)):
+        if isinstance(x, (Stream, Data, str)):
             if y is not None or tasks is not None:
                 raise UserError("a stream brings its own labels and tasks; evaluate takes either a stream or images and labels")
             images, labels, numbers = self._stream(x, data).test_images(self.engine.progress.seen)
@@ -254,7 +256,7 @@ class Learner:
         self._task = name
         return progress.task + 1 if starts else progress.task
 
-    def _stream(self, source: Stream | str, root: str | Path | None) -> Stream:
+    def _stream(self, source: Stream | Data | str, root: str | Path | None) -> Stream:
         """A stream of images and classes that the learner was made for."""
         stream = streams.stream(source, seed=self.recipe.seed, data=root)
         if stream.data.shape != self.shape:
@@ -268,10 +270,11 @@ class Learner:
         return stream
 
     def _images(self, x: Images) -> Tensor:
-        images = x if isinstance(x, Tensor) else _array(x, "images")
+        images = x.to_dense() if isinstance(x, Tensor) else _array(x, "images")
         if images.dtype not in (torch.uint8, np.uint8):
+            cast = "to(torch.uint8)" if isinstance(images, Tensor) else "astype('uint8')"
             raise UserError(
-                f"images must be uint8 (0 to 255), not {images.dtype}; for floats in [0, 1] use (x * 255).round().astype('uint8')"
+                f"images must be uint8 (0 to 255), not {images.dtype}; for floats in [0, 1] use (x * 255).round().{cast}"
             )
         if images.ndim != 4 or tuple(images.shape[1:]) != self.shape:
             raise UserError(f"images must have the shape [batch, {', '.join(map(str, self.shape))}], not {list(images.shape)}")
@@ -295,7 +298,7 @@ def _is_count(value: Any) -> bool:
 
 def _whole_numbers(values: Labels, what: str) -> npt.NDArray[Any]:
     """Of whichever type they are: one that is too large for ours is still the number that it is."""
-    numbers = _array(values.detach().cpu().numpy() if isinstance(values, Tensor) else values, what)
+    numbers = _array(values, what)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
         raise UserError(f"{what} must be a list of whole numbers, not {numbers.dtype} of shape {list(numbers.shape)}")
     return numbers
@@ -303,7 +306,4 @@ def _whole_numbers(values: Labels, what: str) -> npt.NDArray[Any]:
 
 def _array(values: Any, what: str) -> npt.NDArray[Any]:
     """A copy, so that read-only and mirrored arrays are as good as any."""
-    try:
-        return np.array(values)
-    except (ValueError, TypeError):
-        raise UserError(f"{what} must be an array or a tensor, not a {type(values).__name__} of uneven parts") from None
+    return np.array(as_array(values, what))

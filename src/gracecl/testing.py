@@ -19,11 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl import rng
+from gracecl import rng, streams
 from gracecl.core import NO_TASK, Batch, StreamBatch, Taps, is_loss
 from gracecl.data import Data, from_arrays
 from gracecl.engine.engine import Engine, StepResult
 from gracecl.engine.evaluate import evaluate
+from gracecl.errors import UserError
 from gracecl.functional.augment import Pixels
 from gracecl.memory import Memory
 from gracecl.nets import Backbone, TappedNet
@@ -280,8 +281,10 @@ def check_method(method: str) -> None:
 # Laws of the other nouns.
 
 
-def check_stream(stream: Stream) -> None:
-    """Batches can be asked for in any order and again, tasks are contiguous, evaluation marks lie inside, labels are the data's."""
+def check_stream(stream: Stream | str) -> None:
+    """Batches can be asked for in any order and again, tasks are contiguous, evaluation marks lie inside, labels are the data's,
+    and a run can be evaluated on it. A stream may be given by its expression."""
+    stream = streams.stream(stream)
     assert len(stream) > 0, "the stream is empty"
     for step in (len(stream) - 1, 0, len(stream) // 2, 0):
         one, two = stream.batch(step), stream.batch(step)
@@ -291,8 +294,10 @@ def check_stream(stream: Stream) -> None:
         assert np.array_equal(one.labels, stream.data.train_y[index]), f"labels of batch {step} are not those of its images"
     assert stream.ends[-1] == len(stream.order), "the batches do not cover the order"
     assert np.all(np.diff(stream.marks) > 0), "evaluation marks are not in order"
-    assert stream.marks[-1] == len(stream) - 1, "the last step is not marked for evaluation"
-    assert len(stream.test_task) == len(stream.data.test_y), "some test images belong to no task"
+    try:
+        streams.check_evaluations(stream)
+    except UserError as error:
+        raise AssertionError(str(error)) from None
     if stream.has_tasks:
         assert np.all(np.diff(stream.task_of_step) >= 0), "a task comes back after another"
     assert stream.hash == dataclasses.replace(stream).hash, "the hash is not a function of the content"

@@ -332,7 +332,7 @@ def test_a_part_that_runs_twice_is_read_the_last_time() -> None:
         ({"at": ["layer1"], "pool": "max"}, "pool must be one of auto, class, mean, maps"),
         ({"at": ["layer1"], "pool": "class"}, "pool='class' needs sequences"),
         ({"taps": 0}, "at least 1"),
-        ({"classes": 0}, "at least one class"),
+        ({"classes": 0}, "classes is a whole number of at least 1"),
         ({"example": (1, 4, 32, 32)}, r"SmallResNet does not take inputs of the shape \[2, 4, 32, 32\]: .* 3 channels"),
     ],
 )

@@ -49,8 +49,10 @@ class Feedback:
         With `synchronise`, the processes of `torch.distributed` agree on α and γ, and each of them must make the same calls; give
         False where a process learns by itself.
         """
-        if layers < 1:
-            raise UserError(f"feedback needs at least one tapped layer, not {layers}; give layers=net.layers")
+        if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
+            raise UserError(f"feedback needs at least one tapped layer, not {layers!r}; give layers=net.layers")
+        if not isinstance(controller, str | Controller):
+            raise UserError(f"controller is a rule such as 'bayes(tau=0.5)', not a {type(controller).__name__}")
         self.layers = layers
         self.controller = controllers.build(controller) if isinstance(controller, str) else controller
         self.synchronise = synchronise
@@ -67,6 +69,11 @@ class Feedback:
         `logits [L, B, C]` of the tapped layers, `losses [L]` of their heads, both with gradients; `labels [B]` for rules that
         compare gradients, and for the history to tell how the two terms' gradients compare.
         """
+        if not isinstance(logits, Tensor) or not isinstance(losses, Tensor):
+            raise UserError(
+                f"feedback needs logits and losses as tensors, not a {type(logits).__name__} and a {type(losses).__name__}; "
+                "net(x).logits of a tapped net and gracecl.functional.losses.cross_entropy(logits, y) are such"
+            )
         if logits.ndim != 3 or len(logits) != self.layers or logits.shape[1] == 0:
             raise UserError(f"feedback needs logits [{self.layers} layers, images, classes], not {list(logits.shape)}")
         if losses.shape != (self.layers,):
@@ -91,6 +98,9 @@ class Feedback:
         `net(x)` gives taps or logits `[L, B, C]`. It is evaluated without gradients and left in the mode it was in. Images may
         be on another device than the net; they are brought to it batch by batch.
         """
+        if not isinstance(net, nn.Module):
+            raise UserError(f"observe_past needs a net, such as gracecl.tap(...) gives, not a {type(net).__name__}")
+        x = torch.as_tensor(x)
         labels = torch.as_tensor(np.asarray(y) if not isinstance(y, Tensor) else y)
         if len(x) != len(labels) or len(labels) == 0:
             raise UserError(f"observe_past needs images and as many labels, at least one, not {len(x)} and {len(labels)}")
@@ -106,6 +116,10 @@ class Feedback:
                         f"{list(logits.shape)}; give what gracecl.tap(...) returned"
                     )
                 wanted = labels[start : start + batch].to(logits.device)
+                if labels.is_floating_point() or not ((wanted >= 0) & (wanted < logits.shape[-1])).all():
+                    raise UserError(
+                        f"observe_past needs labels from 0 to {logits.shape[-1] - 1}, whole numbers of the net's classes"
+                    )
                 right = right.to(logits.device) + (logits.argmax(dim=-1) == wanted).sum(dim=-1)
         counted = torch.cat([right, right.new_tensor([len(labels)])])
         if self._shared:

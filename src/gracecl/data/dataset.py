@@ -19,7 +19,7 @@ CHUNK = 4096
 """Images handled at once where a whole set would need a second copy in memory."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Data:
     """A labelled training and test set, on the host, pixels as uint8.
 
@@ -49,6 +49,12 @@ class Data:
         """(channels, height, width) of one image."""
         channels, height, width = self.train_x.shape[1:]
         return channels, height, width
+
+    def __repr__(self) -> str:
+        size = " × ".join(map(str, self.shape))
+        return (
+            f"Data({self.name}: {self.classes} classes, {len(self.train_y)} training and {len(self.test_y)} test images of {size})"
+        )
 
     @cached_property
     def fingerprint(self) -> str:

@@ -21,6 +21,9 @@ class Memories:
         self.beyond_budget = 0
         """slots of scratch stores; a run notes them in its config.json"""
 
+    def __repr__(self) -> str:
+        return f"Memories({', '.join(f'{name}: {len(store)} of {store.capacity} images' for name, store in self.stores.items())})"
+
     @property
     def replay(self) -> Memory:
         return self.stores["replay"]

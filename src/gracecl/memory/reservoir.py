@@ -43,6 +43,9 @@ class Memory:
     def __len__(self) -> int:
         return self.filled
 
+    def __repr__(self) -> str:
+        return f"Memory({self.filled} of {self.capacity} images, {self.offered} were offered)"
+
     def __getitem__(self, slots: Ints) -> Tensor:
         """The images in these slots, as bytes."""
         return self.images.index_select(0, torch.from_numpy(slots).to(self.images.device))

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -57,8 +58,11 @@ def tap(
     `embedding` is the width of projectors for contrastive terms, `net(x).embedding`; None is none. Weights of the model that no tap
     depends on, such as its own head, are no longer trained, so that DistributedDataParallel does not wait for them.
     """
-    if classes < 1:
-        raise UserError(f"tap needs at least one class, not {classes}")
+    if not isinstance(model, nn.Module):
+        raise UserError(f"tap takes a torch.nn.Module, not a {type(model).__name__}; gracecl.Learner takes a net by its expression")
+    for name, count in {"classes": classes, "taps": taps, "embedding": 1 if embedding is None else embedding}.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise UserError(f"tap: {name} is a whole number of at least 1, not {count!r}")
     weight = next(model.parameters(), None)
     if weight is not None and weight.dtype != torch.float32:
         raise UserError(
@@ -96,6 +100,8 @@ class ModuleBackbone(Backbone):
             raise UserError(f"pool must be one of {', '.join(get_args(Pool))}, not {pool!r}")
         if taps < 1:
             raise UserError(f"the number of taps must be at least 1, not {taps}")
+        if at is not None and not (isinstance(at, str) or (isinstance(at, Sequence) and all(isinstance(name, str) for name in at))):
+            raise UserError(f"at= is the name of a module, as model.named_modules() gives it, or a list of names, not {at!r}")
         run = dry_run(model, example)
         places = found_blocks(model, run) if at is None else named(model, run, [at] if isinstance(at, str) else list(at))
         if taps > len(places) and not at_most:
@@ -222,8 +228,7 @@ def dry_run(model: nn.Module, example: Tensor | Sequence[int] | None) -> Run:
     """A forward on two copies of the example, in evaluation mode; every part of the model is afterwards in the mode it was in."""
     weight = next(model.parameters(), torch.empty(0))
     reasons = []
-    for tried in guesses(model) if example is None else [example]:
-        x = tried[:1] if isinstance(tried, Tensor) else torch.zeros(1, *tuple(tried)[1:])
+    for x in [torch.zeros(shape) for shape in guesses(model)] if example is None else [one_input(example)]:
         x = torch.cat([x, x]).to(weight.device, weight.dtype if x.is_floating_point() else None)
         try:
             return watched(model, x)
@@ -237,6 +242,23 @@ def dry_run(model: nn.Module, example: Tensor | Sequence[int] | None) -> Run:
     tried_text = f" (tried {'; '.join(reasons)})" if reasons else ""
     raise UserError(
         f"cannot guess what {type(model).__name__} takes{tried_text}; give example=, an input or its shape such as (1, 3, 64, 64)"
+    )
+
+
+def one_input(example: Any) -> Tensor:
+    """The first input of an example, or zeros of the shape that it is."""
+    if isinstance(example, np.ndarray):
+        example = torch.from_numpy(example)
+    if isinstance(example, Tensor) and example.ndim > 0:
+        return example[:1]
+    if isinstance(example, Sequence) and not isinstance(example, str) and example:
+        sizes = list(example)
+        if all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
+            return torch.zeros(1, *sizes[1:])
+    raise UserError(
+        f"example= is one tensor with the batch first, or its shape such as (1, 3, 64, 64), not a {type(example).__name__}"
+        + (f" ({example!r})" if isinstance(example, (int, str, tuple, list)) and len(repr(example)) < 60 else "")
+        + "; a model that takes something else is wrapped in a module that takes one tensor"
     )
 
 

@@ -62,6 +62,12 @@ class LearnerOptions:
     """how maps lie in memory, which shows in speed and rounding; auto is channels_last on a CPU, for nets wide enough"""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.net, str):
+            raise UserError(
+                f"net is an expression such as 'resnet18(width=20)', not a {type(self.net).__name__}; "
+                "register a function that makes your module (gracecl.registry.nets.register, see docs/nets.md), "
+                "or give it heads with gracecl.tap in a loop of your own"
+            )
         spec.check_fields(self, self.told_of_as)
 
 

@@ -182,7 +182,13 @@ def check_options(target: Callable[..., Any], owner: str, given: dict[str, Any])
     hints = _hints(target)
     for name, value in given.items():
         if name in hints and not _fits(value, hints[name]):  # an option without annotation takes what is written
-            raise UserError(f"{owner}: {name} must be {_wanted(hints[name], value)}, not {value!r}")
+            raise UserError(f"{owner}: {name} must be {_wanted(hints[name], value)}, not {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    """A value in an error: its text if that is short, else its type."""
+    text = repr(value)
+    return text if len(text) <= 200 and "\n" not in text else f"a {type(value).__name__}"
 
 
 def show(thing: Any, name: str) -> str:

@@ -7,6 +7,7 @@ anything else that cannot be read is an error, because a report over half the ev
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -20,7 +21,7 @@ import numpy.typing as npt
 
 from gracecl.errors import UserError
 from gracecl.files import Written, read_note, read_sealed
-from gracecl.functional.metrics import ANYTIME_METRICS, MATRIX_METRICS, Array
+from gracecl.functional.metrics import ANYTIME_METRICS, MATRIX_METRICS, Array, aaa, seen_rows
 
 Record = dict[str, Any]
 
@@ -175,12 +176,25 @@ def measure(run: Run, rule: str) -> dict[str, float]:
     matrix, (_, rows) = run.matrix(rule), run.seen(rule)
     values = {name: metric(matrix) for name, metric in MATRIX_METRICS.items()}
     values |= {name: metric(rows) for name, metric in ANYTIME_METRICS.items()}
+    if np.isnan(matrix).all(axis=0).any():
+        values = dict.fromkeys(values, math.nan) | _averages_of_what_was_tested(matrix, rows)
     last = next((record for record in reversed(run.evals) if record["task_end"]), {})
     for name in ("ece", "nll"):
         value = last.get(name, {}).get(rule)
         if value is not None:
             values[name] = float(value)
     return values
+
+
+def _averages_of_what_was_tested(matrix: Array, rows: list[Array]) -> dict[str, float]:
+    """The metrics that are averages over tasks, of those that have test images; the others need a test of every task."""
+
+    def tested(evaluations: Iterable[Array]) -> list[Array]:
+        return [row[~np.isnan(row)] for row in evaluations if not np.isnan(row).all()]
+
+    # `aia` first: an empty list of evaluations has no last row.
+    after_tasks = tested(seen_rows(matrix))
+    return {"aia": aaa(after_tasks), "aaa": aaa(tested(rows)), "acc": aaa(after_tasks[-1:])}
 
 
 def summary(run: Run) -> dict[str, Any]:

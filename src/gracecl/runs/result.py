@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -14,6 +15,7 @@ from gracecl import defaults as published
 from gracecl import report
 from gracecl.errors import UserError
 from gracecl.functional.metrics import Array
+from gracecl.machine import check_threads
 from gracecl.methods.base import Method
 from gracecl.registry import load_plugins, nearest
 from gracecl.registry.options import RunOptions, by_name, takes
@@ -46,8 +48,8 @@ class Result:
 
     def under(self, rule: str) -> Result:
         """The same run under another of its rules."""
-        if rule not in self.rules:
-            raise UserError(f"unknown rule '{rule}'{nearest(rule, self.rules)} (this run has: {', '.join(self.rules)})")
+        if not isinstance(rule, str) or rule not in self.rules:
+            raise UserError(f"unknown rule '{rule}'{nearest(str(rule), self.rules)} (this run has: {', '.join(self.rules)})")
         return replace(self, rule=rule)
 
     @property
@@ -62,7 +64,10 @@ class Result:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """`acc`, `aia`, `forgetting` and the others, by name; `gracecl.functional.metrics` has their definitions."""
+        """`acc`, `aia`, `forgetting` and the others, by name; `gracecl.functional.metrics` has their definitions.
+
+        NaN is what cannot be computed: where tasks have no test images, all but `acc`, `aia` and `aaa`, which are of those that do.
+        """
         return measure(self.record, self.rule)
 
     @property
@@ -83,7 +88,11 @@ class Result:
 
     def __repr__(self) -> str:
         metrics = self.metrics
-        found = f"acc {metrics['acc']:.1f} %, forgetting {metrics['forgetting']:.1f} under {self.rule}, {len(self.accuracy)} tasks"
+        parts = [
+            f"{name} {metrics[name]:.1f}{unit}" if math.isfinite(metrics[name]) else f"no {name}"
+            for name, unit in {"acc": " %", "forgetting": ""}.items()
+        ]
+        found = f"{', '.join(parts)} under {self.rule}, {len(self.accuracy)} tasks"
         return f"Result({self.record.title}: {found})\n  {self.folder or 'no folder was kept'}"
 
 
@@ -111,10 +120,20 @@ def run(
     `plugins` are modules or files that register what the run uses. With `progress` it shows what the command shows, else nothing.
     `log` is "tensorboard", "wandb", "mlflow" or some of them: views that show the run while it goes on, with files in `out`.
     """
-    views = [log] if isinstance(log, str) else list(log)
+    views = _words(log, "log", 'one of "tensorboard", "wandb", "mlflow" or a list of them')
+    modules = _words(plugins, "plugins", "a list of modules or files")
+    for name, place in {"out": out, "data": data}.items():
+        if place is not None and not isinstance(place, str | Path):
+            raise UserError(f"{name} is a folder, not a {type(place).__name__}")
+    if not isinstance(defaults, str):
+        raise UserError(f"defaults is the name of a set of values or a file, not a {type(defaults).__name__}")
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int)):
+        raise UserError(f"threads is a whole number, not {threads!r}")
+    if threads is not None:
+        check_threads(threads)
     if views and out is None:
         raise UserError(f"log={log!r} shows a run that is kept; give out=FOLDER too")
-    loaded = load_plugins(plugins)
+    loaded = load_plugins(modules)
     config, taken = configuration(method, defaults, epochs, **options)
     if progress and taken:
         say(taken)
@@ -130,6 +149,14 @@ def run(
             raise Interrupted("stopped, and nothing was kept; with out=FOLDER a run continues when it is called again") from None
         result = Result.read(folder)
     return replace(result, folder=None) if out is None else result
+
+
+def _words(given: Any, name: str, what: str) -> list[str]:
+    """One word, or several."""
+    words = [given] if isinstance(given, str | Path) else given
+    if not isinstance(words, Sequence) or not all(isinstance(word, str | Path) for word in words):
+        raise UserError(f"{name} is {what}, not a {type(given).__name__}")
+    return list(map(str, words))
 
 
 def configuration(

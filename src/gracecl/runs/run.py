@@ -184,10 +184,17 @@ def build(config: RunConfig, record: Path, data_root: str | Path | None = None, 
 def learner_and_stream(config: RunConfig, data_root: str | Path | None = None) -> tuple[Engine, Stream]:
     """What a configuration learns with, at its first step, and what it learns from, both on the learner's device."""
     stream = streams.build(config.stream, config.seed, data_root)
+    streams.check_evaluations(stream)
     data = stream.data
     engine = config.build(data.shape, data.classes, *normalisation(config.normalise, data.mean, data.std))
     stream = engine.method.stream(stream.to(engine.device))
-    return engine, stream if config.steps is None else stream.cut(config.steps)
+    stream = stream if config.steps is None else stream.cut(config.steps)
+    if not np.isin(data.test_y, data.train_y[stream.order]).any():
+        raise UserError(
+            f"none of the test images is of a class that the {len(stream)} steps of the stream show; "
+            "use more steps, or other test images"
+        )
+    return engine, stream
 
 
 def _train(work: Work, watch: Watch, threads: int | None) -> None:

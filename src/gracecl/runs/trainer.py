@@ -56,6 +56,18 @@ def check_marks(method: Method, stream: Stream) -> None:
             )
 
 
+def name_untested(stream: Stream) -> None:
+    """Says beforehand which metrics a stream has no test images for."""
+    marks, tested = len(stream.marks), len(np.unique(stream.test_task[stream.test_task < len(stream.marks)]))
+    if tested < marks:
+        warnings.warn(
+            f"this stream has {marks} evaluation marks and test images of {tested} task{'s' if tested > 1 else ''}, so acc, aia "
+            "and aaa are averages over what there is, and forgetting, bwt and the other metrics of single tasks cannot be computed",
+            Caution,
+            stacklevel=2,
+        )
+
+
 @dataclass
 class Trainer:
     """An engine, a stream and a recorder; `step()` until `done`."""
@@ -71,6 +83,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         check_marks(self.engine.method, self.stream)
+        name_untested(self.stream)
 
     @property
     def at(self) -> int:

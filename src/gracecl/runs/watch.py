@@ -82,8 +82,9 @@ class Follower(Watch):
         """The headline accuracy of the last evaluation, the running accuracy on the step's images, the entropies."""
         latest, evaluation = self.trainer.recorder.latest, self.trainer.evaluation
         parts = self._fit()
-        if evaluation is not None:
-            percents = [value for value in evaluation.accuracy[self.trainer.engine.method.rule] if value is not None]
+        rule = self.trainer.engine.method.rule
+        percents = [value for value in evaluation.accuracy.get(rule, []) if value is not None] if evaluation else []
+        if percents:
             parts.append(f"test {sum(percents) / len(percents):.1f} %")
         if "log/accuracy" in latest:
             parts.append(f"batch {100 * latest['log/accuracy'][-1]:.0f} %")

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from gracecl.core import NO_TASK, Ints, StreamBatch
 from gracecl.data import Data
 from gracecl.errors import UserError
 from gracecl.registry import nearest, normal, spec, streams
+from gracecl.registry.spec import AtLeast
 
 __all__ = ["Stream", "StreamBatch", "build", "stream"]
 
@@ -26,7 +27,7 @@ ALIASES = {"seq": "split"}
 """what other libraries call a family"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Stream:
     """An order over the training images, cut into batches, with marks where tasks end and where to evaluate."""
 
@@ -47,6 +48,11 @@ class Stream:
 
     def __len__(self) -> int:
         return len(self.ends)
+
+    def __repr__(self) -> str:
+        tasks = f"{self.tasks} tasks" if self.has_tasks else "no task marks"
+        size = f"{len(self)} steps, {len(self.order)} images"
+        return f"Stream({self.data.name}: {tasks}, {self.data.classes} classes, {size}, seed {self.seed})"
 
     @property
     def has_tasks(self) -> bool:
@@ -107,12 +113,28 @@ class Stream:
         return digest.hexdigest()
 
 
+def check_evaluations(stream: Stream) -> None:
+    """Refuses a stream whose runs would end without an accuracy, or leave some test images out of it."""
+    if len(stream.marks) == 0 or stream.marks[-1] != len(stream) - 1:
+        raise UserError("the stream's last step is not marked for evaluation; let its marks end with the last step")
+    if len(stream.test_task) != len(stream.data.test_y) or len(stream.test_task) == 0 or stream.test_task.min() < 0:
+        raise UserError("the stream's test images do not belong to a task each; give one test_task, from 0, for each test image")
+    last = int(stream.test_task.max())
+    if last >= len(stream.marks):
+        raise UserError(
+            f"the stream has test images of task {last} and only {len(stream.marks)} evaluation marks, so that no mark ends this "
+            f"task; give it {last + 1} marks, or test_task numbers below {len(stream.marks)}"
+        )
+
+
 def cut_into_batches(length: int, size: int, start: int = 0) -> Ints:
     """Ends of batches of `size` over `length` positions; the last one may be smaller."""
     return start + np.minimum(np.arange(size, length + size, size), length)
 
 
-def stream(source: str | Data | Stream, *, seed: int = 0, data: str | Path | None = None, **options: Any) -> Stream:
+def stream(
+    source: str | Data | Stream, *, seed: Annotated[int, AtLeast(0)] = 0, data: str | Path | None = None, **options: Any
+) -> Stream:
     """The stream that an expression names, or a data set split into tasks; a stream is itself.
 
     >>> gracecl.stream("split-digits(tasks=5)", seed=1)
@@ -121,17 +143,25 @@ def stream(source: str | Data | Stream, *, seed: int = 0, data: str | Path | Non
     `data` is the folder of the data sets ($GRACECL_DATA, if left out). The options are those of the stream: `tasks`, `order`,
     `batch`, `epochs`, `per_class`, `marked` and others; an expression may hold them itself.
     """
+    seed = int(seed) if isinstance(seed, np.integer) else seed
+    spec.check_options(stream, "stream", {"seed": seed})
+    if data is not None and not isinstance(data, str | Path):
+        raise UserError(f"data is the folder of the data sets, not a {type(data).__name__}")
     if isinstance(source, Data):
         split: Stream = spec.construct(streams, spec.Call("split", (), options), source, seed)
         return split
     if isinstance(source, str):
         for name, value in options.items():
+            value = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
             source = spec.with_option(source, name, value)
         return build(source, seed, data)
     if isinstance(source, Stream) and not options:
         return source
     what = "one that is made already" if isinstance(source, Stream) else f"a value of type {type(source).__name__}"
-    raise UserError(f"a stream is made of an expression such as 'split-digits(tasks=5)' or of a data set, not of {what}")
+    raise UserError(
+        f"a stream is made of an expression such as 'split-digits(tasks=5)' or of a data set, not of {what}; "
+        "gracecl.from_arrays makes a data set of arrays"
+    )
 
 
 def from_anywhere(expression: str) -> str:
