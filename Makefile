@@ -39,8 +39,8 @@ test-browser: install  ## the report's page in a real browser; installs Debian's
 	$(BIN)/python -c "import playwright" 2> /dev/null || $(PIP_INSTALL) -c constraints.txt -e ".[browser]"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/test_browser.py
 
-mutants: install  ## single errors in a copy of the source, one for every equation at least: a test must find each; half an hour on two cores
-	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants $(ONLY)
+mutants: install  ## single errors in a copy of the source, one for every equation at least: a test must find each; ONLY=methods/er.py or CHANGED=main for some of them
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants $(ONLY) $(if $(CHANGED),--changed $(CHANGED))
 
 bench: install  ## ratios of what gracecl costs, into runs/bench.json; half an hour on two cores; PARTS="steps memory" for some of them
 	mkdir -p runs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from gracecl.registry import controllers, methods
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "mutants"))
 
-from listed import MUTANTS, SOURCE, Mutant  # noqa: E402 (its folder is no package)
+from changes import changed_since  # noqa: E402 (their folder is no package)
+from listed import MUTANTS, SOURCE, Mutant  # noqa: E402
 
 WITHOUT_EQUATIONS = {
     "nets/__init__.py",
@@ -106,6 +108,32 @@ def test_a_mutant_is_an_expression_or_a_statement_of_one_function() -> None:
 def test_a_mutant_without_its_place_says_so(function: str, before: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         made(function, before, "1")
+
+
+def test_files_that_differ_from_a_revision(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments], cwd=tmp_path, check=True, capture_output=True
+        )
+
+    source, tests = tmp_path / "src", tmp_path / "tests"
+    for folder in (source, tests):
+        (folder / "inner").mkdir(parents=True)
+        (folder / "inner" / "kept.py").write_text("1\n")
+        (folder / "edited.py").write_text("1\n")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "first")
+    (source / "edited.py").write_text("2\n")
+    (source / "inner" / "committed.py").write_text("1\n")
+    git("add", ".")
+    git("commit", "-qm", "second")
+    (tests / "inner" / "new.py").write_text("1\n")
+    uncommitted = {tests / "inner" / "new.py"}
+    assert changed_since("HEAD", (source, tests)) == uncommitted
+    assert changed_since("HEAD~1", (source, tests)) == uncommitted | {source / "edited.py", source / "inner" / "committed.py"}
+    with pytest.raises(ValueError, match="nowhere"):
+        changed_since("nowhere", (source, tests))
 
 
 def test_no_mutant_stands_there_twice() -> None:

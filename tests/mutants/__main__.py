@@ -1,6 +1,6 @@
 """`make mutants`: each single error of the list, made in a copy of the source, must be found by a test.
 
-    python tests/mutants [--at-once N] [words of a file or a text ...]
+    python tests/mutants [--at-once N] [--changed REVISION] [words of a file, a function or its code ...]
 
 Each runs in a child of this process, which has loaded already whatever takes long. The unchanged source runs first: its tests must
 pass. What was found is noted in a file, so that a run that was stopped goes on; the notes hold for one state of source and tests.
@@ -9,6 +9,8 @@ pass. What was found is noted in a file, so that a run that was stopped goes on;
 from __future__ import annotations
 
 import argparse
+import ast
+import gc
 import hashlib
 import importlib
 import os
@@ -16,36 +18,58 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from changes import changed_since
 from listed import MUTANTS, SOURCE, TESTS, Mutant
 
 FOUND, SURVIVED = 1, 0
 """what pytest ends with"""
 NOTES = Path("runs") / "mutants.txt"
-TAKE_LONG = ("hypothesis.strategies", "matplotlib.figure", "scipy.stats", "sklearn.linear_model", "torch.func", "tyro")
+TAKE_LONG = (
+    "hypothesis.strategies",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
+    "pytest_timeout",
+    "scipy.stats",
+    "sklearn.linear_model",
+    "torch._dynamo",
+    "torch.func",
+    "tyro",
+)
 """modules of others that tests import"""
-OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+OPTIONS = ("-x", "-q", "-p", "pytest_timeout", "-p", "no:cacheprovider", "-m", "not slow")
+OPTIONS += ("-W", "ignore::pytest.PytestAssertRewriteWarning")
 """of pytest, which would rather load hypothesis by itself"""
 
 
 class Trial:
-    """The tests of a mutant in a process of their own, with a copy of the source."""
+    """Tests in a process of their own, with a copy of the source in which some files have other code."""
 
-    def __init__(self, mutant: Mutant | None, tests: Sequence[str]) -> None:
+    def __init__(self, code: Mapping[str, str], tests: Sequence[str], mutant: Mutant | None = None) -> None:
         self.mutant = mutant
         self.folder = Path(tempfile.mkdtemp(prefix="mutant-"))
         package = self.folder / "gracecl"
         shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__"))
-        if mutant is not None:
-            file = package / mutant.file
-            file.write_text(mutant.changed(file.read_text(encoding="utf-8")), encoding="utf-8")
+        for file, text in code.items():
+            (package / file).write_text(text, encoding="utf-8")
         self.process = os.fork()
         if self.process == 0:
             os._exit(self._run(tests))
+
+    @classmethod
+    def of(cls, mutant: Mutant) -> Trial:
+        """Try a mutant."""
+        return cls({mutant.file: mutant.changed(source_of(mutant.file))}, mutant.tests, mutant)
+
+    @classmethod
+    def without(cls, mutants: Sequence[Mutant]) -> Trial:
+        """Try the source without errors, written as those of the mutants are: without comments."""
+        code = {file: ast.unparse(ast.parse(source_of(file))) for file in {mutant.file for mutant in mutants}}
+        return cls(code, sorted({test for mutant in mutants for test in mutant.tests}))
 
     def _run(self, tests: Sequence[str]) -> int:
         log = os.open(self.folder / "log", os.O_WRONLY | os.O_CREAT)
@@ -53,6 +77,7 @@ class Trial:
         os.dup2(log, 2)
         sys.path.insert(0, str(self.folder))
         os.environ["PYTHONPATH"] = str(self.folder)  # for the processes that tests start
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # plugins that these tests do not use take a second to load
         torch.set_num_threads(1)
         try:
             return int(pytest.main([*OPTIONS, *(str(TESTS / test) for test in tests)]))
@@ -70,6 +95,10 @@ class Trial:
             print((self.folder / "log").read_text(errors="replace"))
         shutil.rmtree(self.folder)
         return found
+
+
+def source_of(file: str) -> str:
+    return (SOURCE / file).read_text(encoding="utf-8")
 
 
 class Notes:
@@ -114,21 +143,29 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--at-once", type=int, default=2, help="processes side by side")
     parser.add_argument("--sure", action="store_true", help="the tests are known to pass without any mutant")
     parser.add_argument("--notes", type=Path, default=NOTES, help="file of what was found so far")
+    parser.add_argument("--changed", metavar="REVISION", help="only mutants whose file, or one of whose tests, differs from it")
     given = parser.parse_args(arguments)
     chosen, notes = [mutant for mutant in MUTANTS if all(word in str(mutant) for word in given.words)], Notes(given.notes)
+    if given.changed:
+        try:
+            changed = changed_since(given.changed, (SOURCE, TESTS))
+        except ValueError as error:
+            parser.error(str(error))
+        chosen = [mutant for mutant in chosen if changed & {SOURCE / mutant.file, *(TESTS / test for test in mutant.tests)}]
     waiting = [mutant for mutant in reversed(chosen) if str(mutant) not in notes.found]
+    for module in TAKE_LONG:
+        importlib.import_module(module)
+    gc.freeze()  # else every child looks through all that was loaded, and copies it
     if not given.sure and waiting:
-        plain = Trial(None, sorted({test for mutant in waiting for test in mutant.tests}))
+        plain = Trial.without(waiting)
         if plain.end(os.waitpid(plain.process, 0)[1]):
             print("the tests fail without any mutant")
             return 1
-    for module in TAKE_LONG:
-        importlib.import_module(module)
     running = dict[int, Trial]()
     while waiting or running:
         while waiting and len(running) < given.at_once:
             mutant = waiting.pop()
-            trial = Trial(mutant, mutant.tests)
+            trial = Trial.of(mutant)
             running[trial.process] = trial
         process, status = os.wait()
         if process in running:
