@@ -175,8 +175,10 @@ def test_a_file_from_before_digests_is_read_with_a_warning(tmp_path: Path, caplo
 
 def test_tensors_by_name_are_compared_with_their_digest(tmp_path: Path) -> None:
     file = tmp_path / "weights"
-    checkpoint.save_tensors(file, {"weight": torch.ones(3)})
-    assert load_file(file)["weight"].tolist() == checkpoint.load_tensors(file)["weight"].tolist() == [1, 1, 1]
+    checkpoint.save_tensors(file, {"weight": torch.ones(3)}, {"ended": 1})
+    tensors, about = checkpoint.load_tensors(file)
+    assert load_file(file)["weight"].tolist() == tensors["weight"].tolist() == [1, 1, 1]
+    assert about == {"ended": 1}
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(ValueError, match="does not match its digest"):

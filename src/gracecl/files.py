@@ -10,6 +10,7 @@ import math
 import mmap
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,15 +29,24 @@ CHECKPOINT_FORMAT = "gracecl-2"
 """the entry of a safetensors file's header that holds a digest and, after a colon, all that is no tensor, as JSON"""
 LONGEST_NAME = 255
 """bytes, of one folder or file"""
+DEEPEST = 200
+"""lists and objects within each other in a JSON text; whatever walks through it needs so many calls"""
+TOO_DEEP = f"it has more than {DEEPEST} lists and objects within each other"
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path` to write to; synced, it takes the place of `path` when the block ends without an error."""
+    """A temporary name beside `path` to write to; synced, it takes the place of `path` when the block ends without an error.
+
+    The file gets the mode of any new file, whatever it is written by: safetensors makes its own for the owner alone.
+    """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     _sweep(path)
     try:
+        with open(temporary, "wb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         yield temporary
+        temporary.chmod(mode)
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -70,6 +80,17 @@ def make_folder(folder: Path) -> None:
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         sync_folder(folder.parent)
+
+
+def as_cell(value: Any) -> Any:
+    """A value for a CSV file. Text that a spreadsheet would take for a formula gets an apostrophe before it; numbers stay.
+
+    A carriage return becomes a line feed, which Python's csv puts in quotes; the return would begin another row.
+    """
+    if not isinstance(value, str):
+        return value
+    text = value.replace("\r", "\n")
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\n")) else text
 
 
 def as_name(expression: str) -> str:
@@ -106,6 +127,34 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
 
 
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text that any part of the library can walk through and write again; a ValueError says why it is none."""
+    try:
+        if isinstance(text, bytes):
+            text = text.decode(json.detect_encoding(text))
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    except ValueError:
+        raise ValueError("it is not JSON") from None
+    if text.count("[") + text.count("{") > DEEPEST and _is_deep(value):
+        raise ValueError(TOO_DEEP)
+    if "\\ud" in text.lower():
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("it holds half of a surrogate pair, which is no text") from None
+    return value
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(DEEPEST):
+        inside = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, (dict, list))]
+        level = [item for items in inside for item in items]
+    return any(isinstance(item, (dict, list)) for item in level)
+
+
 def sealed(values: dict[str, Any]) -> str:
     """Strict JSON of some values with a digest of each, by which `read_sealed` finds what was changed since."""
     plain = finite(values)
@@ -121,9 +170,9 @@ def write_sealed(path: Path, values: dict[str, Any]) -> None:
 def read_sealed(path: Path) -> dict[str, Any]:
     """The values that `sealed` wrote; a file from before there were digests is taken as it is."""
     try:
-        values = json.loads(path.read_bytes())
-    except ValueError:
-        raise UserError(f"{path} is damaged: it is not JSON") from None
+        values = parse_json(path.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} is damaged: it holds no settings")
     digests = values.pop(DIGESTS, None)
@@ -180,18 +229,6 @@ class Written(NamedTuple):
     digest: str
 
     @classmethod
-    def by(cls, checkpoint: Path) -> Written | None:
-        """What a run's checkpoint counts on in the record beside it; None where that cannot be read."""
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(checkpoint, framework="np") as file:
-                _, _, tree = (file.metadata() or {})[CHECKPOINT_FORMAT].partition(":")
-            return cls.of(dict(dict(json.loads(tree)["dict"])["record"]["dict"]))
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError):
-            return None
-
-    @classmethod
     def of(cls, values: Any) -> Written | None:
         """From its fields as JSON has them; None if it has not."""
         match values:
@@ -223,6 +260,20 @@ class Written(NamedTuple):
                 f"{path} is not the record that the checkpoint beside it was written with ({why}); "
                 "put it back from a copy, or delete the checkpoint to start this run anew"
             )
+
+
+def noted_in(checkpoint: Path) -> dict[str, dict[str, Any]]:
+    """What a run's checkpoint notes in its header: how far the `record` was written, and the run's `config`; empty where it cannot
+    be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(checkpoint, framework="np") as file:
+            _, _, tree = (file.metadata() or {})[CHECKPOINT_FORMAT].partition(":")
+        entries = dict(parse_json(tree)["dict"])
+        return {name: dict(entries[name]["dict"]) for name in ("record", "config")}
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def finite(value: Any) -> Any:

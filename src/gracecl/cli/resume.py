@@ -21,13 +21,14 @@ def resume(folder: Path, /, data: Path | None = None, plugin: tuple[str, ...] = 
         jobs: runs at once, each in a process of its own and with the threads it was begun with; auto is as many as fit the cores
     """
     plugins = load_plugins(plugin)
+    from gracecl import report
     from gracecl.runs import logs
     from gracecl.runs.jobs import run_all
     from gracecl.runs.run import Work
 
-    found = sorted(file.parent for file in folder.rglob("config.json"))
+    found = report.find_begun(folder)
     if not found:
-        raise UserError(f"{folder} holds no run (no config.json); give the folder that 'gracecl run' printed")
+        raise UserError(report.without_config(folder))
     works, damaged = [], []
     for run in found:
         try:

@@ -86,7 +86,7 @@ def study(
     with logs.logging(works, folder, () if as_is else log):
         outcomes = [] if as_is else run_all(works, number_of(jobs), threads)
     beside = {work.folder: run.paper for work, run in zip(works, planned, strict=True)}
-    finished, damaged = report.read_runs(work.folder for work in works if work.finished)
+    finished, damaged = report.read_runs(work.folder for work in works if (work.folder / report.SUMMARY).is_file())
     if as_is and not finished:
         raise UserError(f"{folder} holds no finished run of this study; leave --as-is out to start them")
     if finished:

@@ -14,7 +14,9 @@ Views = tuple[Literal["tensorboard", "wandb", "mlflow"], ...]
 
 def only_run(folder: Path) -> Path:
     """The run that a folder is, or the only one below it."""
-    found = sorted(file.parent for file in folder.rglob("config.json"))
+    from gracecl.report import find_begun
+
+    found = find_begun(folder)
     if len(found) > 1:
         raise UserError(f"{folder} holds {len(found)} runs; name one of them, such as {found[0]}")
     return found[0] if found else folder

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import hashlib
 import inspect
+import json
 import textwrap
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +29,10 @@ ALIASES = {"buffer_size": "memory"}
 """what other libraries call an option"""
 OPTIMIZER = "adam(lr=0.001, weight_decay=0.0001)"
 OF_THE_DATA = "data"
+WITHOUT_RESULT = ("checkpoint_every", "snapshots")
+"""options that change no result"""
+CAME_LATER = {"normalise": OF_THE_DATA, "plugin_code": None}
+"""settings that older runs lack: at this value they leave the name of a run's folder as it was, so that the run is found again"""
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,18 @@ class RunOptions(LearnerOptions):
     """save every so many steps (and every two minutes)"""
     snapshots: bool = False
     """keep the net as it was at the start and at the end of each task, for 'gracecl theory'"""
+
+
+def run_name(settings: Mapping[str, Any]) -> str:
+    """`<hash>/<seed>`, which names a run: the end of its folder's path, and what its files say that they belong to.
+
+    The hash tells configurations apart, whatever their seed. A setting that is not given has its default.
+    """
+    known = {field.name: field.default for field in dataclasses.fields(RunOptions)} | CAME_LATER
+    values = {name: settings.get(name, default) for name, default in known.items() if name not in ("seed", *WITHOUT_RESULT)}
+    identity = {name: value for name, value in values.items() if name not in CAME_LATER or value != CAME_LATER[name]}
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{digest}/{settings['seed']}"
 
 
 def sentences(kind: type[LearnerOptions]) -> Mapping[str, str]:

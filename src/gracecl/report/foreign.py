@@ -19,7 +19,8 @@ from typing import Any
 
 from gracecl.errors import UserError
 from gracecl.files import DIGESTS, as_name, write_sealed, write_text
-from gracecl.report.runs import RECORD, SETTINGS
+from gracecl.registry.options import run_name
+from gracecl.report.runs import IMPORTED, RECORD, SETTINGS
 from gracecl.report.write import write_run_report
 
 NEEDED = ("method", "stream", "seed")
@@ -35,9 +36,7 @@ def import_results(source: Path, out: Path) -> list[Path]:
     results = [(file, result) for file in files for result in read(file)]
     if not results:
         raise UserError(f"{source} holds no result; docs/reports.md shows what one looks like")
-    places = [
-        out / as_name(result["stream"]) / as_name(result["method"]) / "imported" / str(result["seed"]) for _, result in results
-    ]
+    places = [out / as_name(result["stream"]) / as_name(result["method"]) / IMPORTED / str(result["seed"]) for _, result in results]
     if twice := {place for place in places if places.count(place) > 1}:
         raise UserError(f"two results have the same method, stream and seed: {sorted(twice)[0].relative_to(out)}; name them apart")
     for place, (file, result) in zip(places, results, strict=True):
@@ -88,7 +87,8 @@ def write(folder: Path, result: dict[str, Any], file: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rows = result["accuracy"]
     config = {name: value for name, value in result.items() if name not in ("accuracy", "seconds", DIGESTS)}
-    write_sealed(folder / "config.json", config | {"rule": RULE, "tasks": len(rows), "imported_from": file.name})
+    config |= {"rule": RULE, "tasks": len(rows), "imported_from": file.name}
+    write_sealed(folder / "config.json", config)
     evaluations = [
         {"kind": "eval", "step": task, "task": task, "task_end": True, "accuracy": {RULE: row}}
         for task, row in enumerate(rows)
@@ -96,5 +96,5 @@ def write(folder: Path, result: dict[str, Any], file: Path) -> None:
     ]
     write_text(folder / RECORD, "".join(json.dumps(line) + "\n" for line in evaluations))
     timing = {"steps": len(rows)} | ({"train_seconds": result["seconds"]} if "seconds" in result else {})
-    write_sealed(folder / "timing.json", timing)
+    write_sealed(folder / "timing.json", timing | {"run": run_name(config)})
     write_run_report(folder)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gracecl.errors import UserError
-from gracecl.files import replacing
+from gracecl.files import as_cell, replacing
 from gracecl.report.groups import cost_of
 from gracecl.report.runs import Run, find_runs, measure
 
@@ -74,7 +74,10 @@ def frame(rows: Rows) -> Any:
 
 def write_table(runs: Sequence[Run], file: Path, what: What = "runs", rule: str | None = None) -> int:
     """A table as .csv or .parquet, by the name; returns the number of its rows."""
-    found = frame(table(runs, what, rule))
+    rows = table(runs, what, rule)
+    if file.suffix == ".csv":
+        rows = [{as_cell(name): as_cell(value) for name, value in row.items()} for row in rows]
+    found = frame(rows)
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as temporary:
         if file.suffix == ".csv":

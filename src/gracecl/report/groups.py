@@ -59,6 +59,11 @@ class Group:
         costs = [cost_of(run, name) for run in self.runs]
         return sum(costs) / len(costs) if costs else float("nan")
 
+    def per_step(self, *names: str) -> float:
+        """Mean over seeds of what the runs' times say, per step of the stream; NaN where a run does not say."""
+        sums = [sum(cost_of(run, name) for name in names) / max(run.length, 1) for run in self.runs]
+        return sum(sums) / len(sums) if sums else float("nan")
+
     def minus(self, other: Group, metric: str) -> Paired:
         """The difference on the seeds that both have, where both saw the same stream."""
         theirs = {_pair_key(run): value_of(run, metric, other.rule) for run in other.runs}
@@ -79,7 +84,7 @@ def value_of(run: Run, metric: str, rule: str) -> float:
 def cost_of(run: Run, name: str) -> float:
     """NaN where the run does not say."""
     found = run.timing.get("train_seconds") if name == "seconds" else run.config.get(name, run.timing.get(name))
-    return float("nan") if found is None else float(found)
+    return float(found) if isinstance(found, (int, float)) else float("nan")
 
 
 def group_runs(runs: Sequence[Run], *, unfinished_too: bool = False) -> list[Group]:

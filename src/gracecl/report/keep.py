@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 from gracecl.errors import UserError
-from gracecl.files import Written, write_sealed, write_text
-from gracecl.report.runs import RECORD, SUMMARY, read_run, read_summary
+from gracecl.files import Written, parse_json, write_sealed, write_text
+from gracecl.registry.options import run_name
+from gracecl.report.runs import RECORD, SUMMARY, find_begun, read_runs, read_summary
 
 WHOLE = ("config.json", "accuracy.json", "timing.json")
 
@@ -19,19 +19,17 @@ def keep_runs(source: Path, to: Path, every: int) -> tuple[list[Path], list[str]
     A study reads them like its own runs and does not carry them out again. A run that cannot be read is left out; there is a
     sentence about each of these.
     """
-    if not source.is_dir():
-        raise UserError(f"there is no folder {source}")
     if every < 1:
         raise UserError(f"--every must be at least 1, not {every}")
-    kept, damaged = [], []
-    for file in sorted(source.rglob(SUMMARY)):
-        folder = file.parent
+    folders = find_begun(source)
+    kept, (runs, damaged) = [], read_runs(folders)
+    for run in runs:
+        folder = run.path
         if (result := read_summary(folder)) is None:
-            continue  # not finished
-        try:
-            read_run(folder)  # refuses a record that is not what the run wrote
-        except UserError as error:
-            damaged.append(str(error))
+            if run.finished:
+                damaged.append(
+                    f"{folder} has no {SUMMARY} although the run came to its end; write it with: gracecl resume {folder}"
+                )
             continue
         place = to / folder.relative_to(source)
         place.mkdir(parents=True, exist_ok=True)
@@ -39,7 +37,8 @@ def keep_runs(source: Path, to: Path, every: int) -> tuple[list[Path], list[str]
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, place / name)
         write_text(place / RECORD, thinned(folder / RECORD, every))
-        write_sealed(place / SUMMARY, result | {"record": Written.to(place / RECORD)._asdict()})
+        owner = {"run": run_name(run.config)}  # which an older summary does not name
+        write_sealed(place / SUMMARY, result | owner | {"record": Written.to(place / RECORD)._asdict()})
         kept.append(place)
     if not kept and not damaged:
         raise UserError(f"{source} holds no finished run; finish some with 'gracecl resume {source}'")
@@ -49,5 +48,5 @@ def keep_runs(source: Path, to: Path, every: int) -> tuple[list[Path], list[str]
 def thinned(record: Path, every: int) -> str:
     """Evaluations and ends of tasks, and some of the steps."""
     lines = [line for line in record.read_text(encoding="utf-8").splitlines() if line.strip()] if record.is_file() else []
-    chosen = [line for line in lines if (entry := json.loads(line))["kind"] != "step" or entry["step"] % every == 0]
+    chosen = [line for line in lines if (entry := parse_json(line))["kind"] != "step" or entry["step"] % every == 0]
     return "".join(f"{line}\n" for line in chosen)

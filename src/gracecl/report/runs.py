@@ -6,7 +6,6 @@ anything else that cannot be read is an error, because a report over half the ev
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -20,12 +19,19 @@ import numpy as np
 import numpy.typing as npt
 
 from gracecl.errors import UserError
-from gracecl.files import Written, read_note, read_sealed
+from gracecl.files import Written, noted_in, parse_json, read_note, read_sealed
 from gracecl.functional.metrics import ANYTIME_METRICS, MATRIX_METRICS, Array, aaa, seen_rows
+from gracecl.registry.options import run_name
 
 Record = dict[str, Any]
 
-RECORD, SUMMARY, TIMING, CHECKPOINT = "metrics.jsonl", "summary.json", "timing.json", "checkpoint.safetensors"
+CONFIG, RECORD, SUMMARY, TIMING = "config.json", "metrics.jsonl", "summary.json", "timing.json"
+CHECKPOINT = "checkpoint.safetensors"
+LEFT_BY_RUNS = (RECORD, SUMMARY, CHECKPOINT)
+"""files by which a folder is known as a run's, also where its configuration is lost"""
+IMPORTED = "imported"
+"""the folder above a result that others made, in the place of a configuration's hash"""
+PUT_BACK = "put it back from a copy, or delete the run's folder and run it again"
 REQUIRED_SETTINGS = ("method", "stream", "seed", "rule")
 REQUIRED_FIELDS = {
     "step": ("step", "task", "rows"),
@@ -97,6 +103,8 @@ class Run:
     timing: Record
     plugins: list[str] = field(default_factory=list)
     """modules and files that register what the run uses, as it noted them"""
+    record: Written | None = None
+    """what a finished run recorded"""
 
     @property
     def rule(self) -> str:
@@ -152,6 +160,12 @@ class Run:
         return [record["step"] for record in self.evals if record["task_end"]]
 
     @property
+    def length(self) -> int:
+        """Steps of the stream, those that were recorded if the run does not say."""
+        recorded = max((record["step"] for record in [*self.steps, *self.evals]), default=-1) + 1
+        return int(self.timing.get("steps") or recorded)
+
+    @property
     def finished(self) -> bool:
         """Whether the run came to its end. A run that knows its number of tasks (in its settings or in the stream's
         expression) has evaluated after each of them; one that does not has written its timing."""
@@ -200,40 +214,35 @@ def _averages_of_what_was_tested(matrix: Array, rows: list[Array]) -> dict[str, 
 def summary(run: Run) -> dict[str, Any]:
     """The run in one small dictionary: what `summary.json` holds."""
     rules = run.rules()
-    last_step = max((record["step"] for record in [*run.steps, *run.evals]), default=-1)
     return {
+        "run": run_name(run.config),
         "method": run.config["method"],
         "stream": run.config["stream"],
         "seed": run.config["seed"],
         "rule": run.rule,
         "finished": run.finished,
-        "steps": run.timing.get("steps", last_step + 1),
+        "steps": run.length,
         "metrics": {rule: measure(run, rule) for rule in rules if not is_tap(rule)},
         "per_tap": {rule: measure(run, rule) for rule in rules if is_tap(rule)},
     }
 
 
 def read_run(path: str | Path, record: Written | None = None) -> Run:
-    """Read one run folder. Its record must be the one that is given, or else the one that the run was finished with."""
+    """Read one run folder, whose files must belong together.
+
+    The configuration must be that of the folder, and every file must be of this configuration. The record must be the one that is
+    given, or else the one that the run was finished with.
+    """
     folder = Path(path)
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} is not a run: it has no config.json")
-    config = read_sealed(folder / "config.json")
-    missing = [name for name in REQUIRED_SETTINGS if name not in config]
-    if missing:
-        raise UserError(f"{folder / 'config.json'} is not a run's: it lacks {', '.join(missing)}")
-    if wrong := [name for name, fits in SETTINGS.items() if name in config and not fits(config[name])]:
-        raise UserError(f"{folder / 'config.json'} is damaged: its {wrong[0]} is {config[wrong[0]]!r}")
-    record = record or Written.of((read_summary(folder) or {}).get("record"))
+    config = _read_config(folder)
+    if record is None:
+        record = _record_of(folder, config)
     if record and record != Written.to(folder / RECORD):
-        raise UserError(
-            f"{folder / RECORD} is not the record that the run wrote; "
-            "put it back from a copy, or delete the run's folder and run it again"
-        )
-    if record is None and (kept := Written.by(folder / CHECKPOINT)):  # of a run that is not finished
-        kept.check(folder / RECORD)
+        raise UserError(f"{folder / RECORD} is not the record that the run wrote; {PUT_BACK}")
     records = _read_records(folder / RECORD)
     timing = read_sealed(folder / TIMING) if (folder / TIMING).is_file() else {}
+    _check_owner(folder / TIMING, timing, config)
+    timing.pop("run", None)
     if not _are_numbers(timing):
         raise UserError(f"{folder / TIMING} is damaged: it holds other things than numbers")
     return Run(
@@ -244,7 +253,73 @@ def read_run(path: str | Path, record: Written | None = None) -> Run:
         tasks=_by_step(record for record in records if record["kind"] == "task"),
         timing=timing,
         plugins=read_note(folder / "plugins").splitlines(),
+        record=record,
     )
+
+
+def _read_config(folder: Path) -> Record:
+    file = folder / CONFIG
+    if not file.is_file():
+        raise UserError(without_config(folder))
+    config = read_sealed(file)
+    if missing := [name for name in REQUIRED_SETTINGS if name not in config]:
+        raise UserError(f"{file} is not a run's: it lacks {', '.join(missing)}")
+    if wrong := [name for name, fits in SETTINGS.items() if name in config and not fits(config[name])]:
+        raise UserError(f"{file} is damaged: its {wrong[0]} is {config[wrong[0]]!r}")
+    check_folder_name(folder, config)
+    return config
+
+
+def without_config(folder: Path) -> str:
+    """What to say of a folder that has no config.json: a run whose configuration is lost, or no run."""
+    if left := [name for name in LEFT_BY_RUNS if _holds(folder / name)]:
+        return f"{folder} has no {CONFIG} beside its {left[0]}; {PUT_BACK}"
+    return f"{folder} holds no run (no {CONFIG}); give the folder that 'gracecl run' printed"
+
+
+def check_folder_name(folder: Path, config: Record) -> None:
+    """Refuse a configuration in a folder that is named after another one.
+
+    A run's folder is `<hash>/<seed>`, an imported one `imported/<seed>`. Whoever moves it to a folder of another kind of name gives
+    this up; what the run's files say of themselves is compared all the same.
+    """
+    place = folder.resolve()
+    digest, _, seed = run_name(config).partition("/")
+    named = IMPORTED if "imported_from" in config and place.parent.name == IMPORTED else digest
+    promised = place.parent.name == named or re.fullmatch("[0-9a-f]{8}", place.parent.name)
+    if promised and (place.parent.name, place.name) != (named, seed):
+        raise UserError(
+            f"{folder / CONFIG} is not the configuration of its folder, which would be called {named}/{seed}: a setting was "
+            "changed by hand, or the file is another run's; put the run's own back"
+        )
+
+
+def _record_of(folder: Path, config: Record) -> Written | None:
+    """What a run's record must be: as `summary.json` says, or of a run without one as its checkpoint does. None if neither can."""
+    if (folder / SUMMARY).is_file():
+        told = read_sealed(folder / SUMMARY)
+        if "metrics" not in told:
+            raise UserError(f"{folder / SUMMARY} is damaged: it holds no metrics")
+        _check_owner(folder / SUMMARY, told, config)
+        if not (folder / TIMING).is_file():
+            raise UserError(f"{folder} has no {TIMING} beside its {SUMMARY}; {PUT_BACK}")
+        return Written.of(told.get("record"))
+    noted = noted_in(folder / CHECKPOINT)
+    if noted:
+        _check_owner(folder / CHECKPOINT, noted["config"] | {"run": run_name(noted["config"])}, config)
+    if kept := Written.of(noted.get("record")):
+        kept.check(folder / RECORD)  # it may have gone on since
+    return None
+
+
+def _check_owner(file: Path, told: Record, config: Record) -> None:
+    """Refuse a file that says it is another run's. One from before files named their run says less, or nothing."""
+    own = {**{name: config[name] for name in REQUIRED_SETTINGS}, "run": run_name(config)}
+    for name, value in own.items():
+        if told.get(name, value) != value:
+            raise UserError(
+                f"{file} is another run's: its {name} is {told[name]!r}, and that of the {CONFIG} beside it {value!r}; {PUT_BACK}"
+            )
 
 
 def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
@@ -261,12 +336,26 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
 def find_folders(root: str | Path) -> list[Path]:
     """The folders of runs in `root` and below that have something to report, and of those that a study in `root` took over from
     others; by configuration and seed."""
+    begun = {*find_begun(root), *taken_over(Path(root))}
+    return _in_order(place for place in begun if any((place / name).is_file() for name in LEFT_BY_RUNS))
+
+
+def find_begun(root: str | Path) -> list[Path]:
+    """The folders in `root` and below that hold a run's configuration, or what a run left whose configuration is lost."""
     folder = Path(root)
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
-    begun = {file.parent for file in folder.rglob("config.json")} | taken_over(folder)
-    found = [place for place in begun if any((place / name).is_file() for name in (RECORD, SUMMARY, CHECKPOINT))]
-    return sorted(found, key=lambda place: (place.parent, len(place.name), place.name))
+    places = [Path(at) for at, _, names in os.walk(folder) if not {CONFIG, *LEFT_BY_RUNS}.isdisjoint(names)]
+    # A run that is just beginning has an empty record before it has a configuration.
+    return _in_order(at for at in places if (at / CONFIG).is_file() or any(_holds(at / name) for name in LEFT_BY_RUNS))
+
+
+def _in_order(places: Iterable[Path]) -> list[Path]:
+    return sorted(places, key=lambda place: (place.parent, len(place.name), place.name))
+
+
+def _holds(file: Path) -> bool:
+    return file.is_file() and file.stat().st_size > 0
 
 
 def taken_over(folder: Path) -> set[Path]:
@@ -274,9 +363,9 @@ def taken_over(folder: Path) -> set[Path]:
     found = set()
     for file in folder.glob("*.json"):
         with suppress(OSError, ValueError):
-            content = json.loads(file.read_bytes())
-            listed = content.get("taken_over") if isinstance(content, dict) and "study" in content else None
-            found |= {Path(os.path.normpath(folder / place)) for place in listed or [] if isinstance(place, str)}
+            match parse_json(file.read_bytes()):
+                case {"study": _, "taken_over": list(places)}:
+                    found |= {Path(os.path.normpath(folder / place)) for place in places if isinstance(place, str)}
     return found
 
 
@@ -318,7 +407,7 @@ def _read_records(path: Path) -> list[Record]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except ValueError:
             if number == len(lines):  # no newline after it: the writer was killed here
                 break

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gracecl.files import as_cell
 from gracecl.functional.metrics import HIGHER_IS_BETTER
 from gracecl.functional.statistics import Summary
 from gracecl.report.beside_paper import Column
@@ -115,7 +116,7 @@ def csv(found: Sequence[Line], metrics: Sequence[str]) -> str:
     writer = comma_separated.writer(text, lineterminator="\n")
     writer.writerow([*header, "seconds"])
     for line in found:
-        row: list[object] = [line.group.label, line.group.rule, len(line.group.runs)]
+        row: list[object] = [as_cell(line.group.label), as_cell(line.group.rule), len(line.group.runs)]
         for metric in metrics:
             cell = line.cells[metric]
             row += [_plain(value) for value in cell.ours[:3]]

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gracecl.errors import UserError
-from gracecl.files import CHECKPOINT_FORMAT, Digest, chunk_digests, replacing, without_nul
+from gracecl.files import CHECKPOINT_FORMAT, Digest, chunk_digests, parse_json, replacing, without_nul
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def load(path: Path, remedy: str = "delete it to start this run anew") -> dict[s
             tree = header["state"]
         else:
             raise UserError(f"{path} is not a gracecl checkpoint")
-        state: dict[str, Any] = _put_tensors(json.loads(tree), tensors.__getitem__)
+        state: dict[str, Any] = _put_tensors(parse_json(tree), tensors.__getitem__)
         return state
     except FileNotFoundError:
         raise UserError(f"there is no checkpoint at {path}") from None
@@ -57,17 +57,19 @@ def load(path: Path, remedy: str = "delete it to start this run anew") -> dict[s
         raise UserError(f"cannot read the checkpoint {path} ({error}); {remedy}") from None
 
 
-def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Writes tensors by name, on the host and contiguous, for any program that reads safetensors files."""
-    write_atomically(path, lambda beside: save_file(tensors, beside, metadata={DIGEST: _digest(tensors)}))
+def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+    """Writes tensors by name, on the host and contiguous, for any program that reads safetensors files, and what they are."""
+    told = json.dumps(about)
+    write_atomically(path, lambda beside: save_file(tensors, beside, metadata={DIGEST: f"{_digest(tensors, told)}:{told}"}))
 
 
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """What `save_tensors` wrote; a file without a digest is taken as it is."""
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `save_tensors` wrote; an older file is taken as it is, and what it does not say is empty."""
     header, tensors = _read(path)
-    if DIGEST in header:
-        _compare(header[DIGEST], tensors)
-    return tensors
+    digest, _, told = header.get(DIGEST, "").partition(":")
+    if digest:
+        _compare(digest, tensors, told)
+    return tensors, parse_json(told) if told else {}
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:

@@ -29,11 +29,13 @@ from gracecl.core import Taps
 from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import scores_by
 from gracecl.errors import UserError
+from gracecl.files import Written, parse_json
 from gracecl.functional.augment import Pixels
 from gracecl.methods.base import parts
 from gracecl.nets import TappedNet
+from gracecl.report.runs import PUT_BACK, read_run
 from gracecl.runs import checkpoint
-from gracecl.runs.run import Work, learner_and_stream
+from gracecl.runs.run import Work, learner_and_stream, load_checkpoint
 
 MODELS = (".safetensors", ".pt2", ".onnx")
 TOLERANCE = 1e-5
@@ -67,8 +69,11 @@ def export_run(folder: Path, file: Path, rule: str | None = None) -> str:
     saved = folder / "checkpoint.safetensors"
     if not work.finished or not saved.exists():
         raise UserError(f"{folder} has no finished run with its weights; 'gracecl resume' finishes one, 'gracecl keep' keeps none")
+    state, ended_with = load_checkpoint(saved, work.config), read_run(folder).record
+    if ended_with is not None and Written.of(state["record"]) != ended_with:
+        raise UserError(f"{saved} is not the checkpoint that the run ended with; {PUT_BACK}")
     engine, _ = learner_and_stream(work.in_its_layout(), work.data_root)
-    engine.load_state_dict(checkpoint.load(saved)["trainer"]["engine"])
+    engine.load_state_dict(state["trainer"]["engine"])
     return export(engine, file, rule, {"method": work.config.method, "net": work.config.net})
 
 
@@ -159,7 +164,7 @@ def load_net(file: str | Path) -> TappedNet:
     A net whose heads or layers were changed by its method cannot be made anew; the program in the file computes it all the same.
     """
     with safe_open(str(file), "pt") as saved:
-        about = json.loads(saved.metadata()["gracecl"])
+        about = parse_json(saved.metadata()["gracecl"])
         names = [name for name in saved.keys() if name.startswith(OF_THE_NET)]  # noqa: SIM118
         state = {name.removeprefix(OF_THE_NET): saved.get_tensor(name) for name in names}
     pixels = Pixels(tuple(about["mean"]), tuple(about["std"]))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import json
 import platform
-import re
 import shlex
 import signal
 import subprocess
@@ -29,7 +26,7 @@ from gracecl.files import Written, as_name, make_folder, read_note, read_sealed,
 from gracecl.functional.augment import normalisation
 from gracecl.machine import check_threads, forget_peak, peak_memory
 from gracecl.registry import spec
-from gracecl.registry.options import OF_THE_DATA, Layout, RunOptions
+from gracecl.registry.options import WITHOUT_RESULT, Layout, RunOptions, run_name
 from gracecl.runs import checkpoint
 from gracecl.runs.recipe import Recipe, device_of, layout_of
 from gracecl.runs.recorder import Recorder
@@ -38,15 +35,9 @@ from gracecl.runs.watch import Watch
 from gracecl.streams import Stream
 
 SECONDS_BETWEEN_CHECKPOINTS = 120.0
-WITHOUT_RESULT = ("checkpoint_every", "snapshots")
-"""fields that change no result"""
-WITHOUT_EFFECT = ("seed", *WITHOUT_RESULT)
-"""fields that do not make another configuration: the seed has a folder of its own"""
 ALWAYS_WRITTEN = ("method", "net", "memory", "seed", "stream")
 """fields that every config.json has; an older one may lack others, which then have their defaults"""
 AGAIN = "the run's own 'gracecl run' command, given again, writes it anew"
-CAME_LATER = {"normalise": OF_THE_DATA, "plugin_code": None}
-"""fields that older runs lack: at this value they leave the name of a run's folder as it was, so that the run is found again"""
 
 
 @dataclass(frozen=True)
@@ -67,10 +58,7 @@ class RunConfig(RunOptions, Recipe):
 
     def folder(self, out: Path) -> Path:
         """`<out>/<stream>/<method>/<hash>/<seed>`; the hash tells configurations apart, whatever their seed."""
-        values = {name: value for name, value in asdict(self).items() if name not in WITHOUT_EFFECT}
-        identity = {name: value for name, value in values.items() if name not in CAME_LATER or value != CAME_LATER[name]}
-        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
-        return out / as_name(self.stream) / as_name(self.method) / digest / str(self.seed)
+        return out / as_name(self.stream) / as_name(self.method) / run_name(asdict(self))
 
 
 @dataclass(frozen=True)
@@ -97,18 +85,13 @@ class Work:
             written = read_sealed(file)
             given = {field.name for field in fields(RunConfig)} & written.keys() | set(ALWAYS_WRITTEN)
             config = RunConfig(**{name: written[name] for name in given})
+            report.check_folder_name(folder, asdict(config))
         except FileNotFoundError:
-            raise UserError(f"{folder} holds no run (no config.json); give the folder that 'gracecl run' printed") from None
+            raise UserError(report.without_config(folder)) from None
         except UserError as error:
             raise UserError(f"{error}; {AGAIN}") from None
         except (KeyError, TypeError):
             raise UserError(f"{file} is damaged: a setting is missing; {AGAIN}") from None
-        named = config.folder(Path()).parts[-2:]
-        if re.fullmatch("[0-9a-f]{8}", folder.resolve().parent.name) and folder.resolve().parts[-2:] != named:
-            raise UserError(
-                f"{file} is not the configuration of its folder, which would be called {'/'.join(named)}: a setting was changed by "
-                f"hand; put the old value back; {AGAIN}"
-            )
         place = data_root or read_note(folder / "data_root") or None
         return cls(config, folder, place, plugins or tuple(read_note(folder / "plugins").splitlines()))
 
@@ -202,9 +185,7 @@ def _train(work: Work, watch: Watch, threads: int | None) -> None:
     for left in (*folder.rglob("*.part"), *folder.glob(".tmp*")):  # of a process that was killed while it wrote
         left.unlink()
     saved = folder / "checkpoint.safetensors"
-    state = _load_checkpoint(saved) if saved.exists() else None
-    if state is not None:
-        _compare(config, state["config"], saved)
+    state = load_checkpoint(saved, config) if saved.exists() else None
     begun = replace(config, layout=state["layout"]) if state else work.in_its_layout()
     forget_peak()
     trainer = build(begun, folder / "metrics.jsonl", work.data_root, Written.of(state["record"]) if state else None)
@@ -218,13 +199,13 @@ def _train(work: Work, watch: Watch, threads: int | None) -> None:
         _finish(trainer, config, saved, watch)
         record = trainer.recorder.sync()
         _note_peak(trainer)
-    timing = vars(trainer.timing) | {"steps": len(trainer.stream)}
+    timing = vars(trainer.timing) | {"steps": len(trainer.stream), "run": run_name(asdict(config))}
     checkpoint.write_atomically(folder / "timing.json", lambda beside: beside.write_text(sealed(timing)))
     report.write_run_report(folder, record)
 
 
-def _load_checkpoint(saved: Path) -> dict[str, Any]:
-    """What `_finish` saved, every part of its kind."""
+def load_checkpoint(saved: Path, config: RunConfig) -> dict[str, Any]:
+    """What `_finish` saved of a run with this configuration, every part of its kind."""
     state = checkpoint.load(saved)
     if not isinstance(state, dict) or "trainer" not in state:
         raise UserError(f"{saved} is not the checkpoint of a run; delete it to start this run anew")
@@ -242,6 +223,7 @@ def _load_checkpoint(saved: Path) -> dict[str, Any]:
     }
     if wrong := [name for name, good in readable.items() if not good]:
         raise UserError(f"{saved} is damaged: its {wrong[0]} is not readable; delete it to start this run anew")
+    _compare(config, state["config"], saved)
     return state
 
 
@@ -286,7 +268,7 @@ def _finish(trainer: Trainer, config: RunConfig, saved: Path, watch: Watch) -> N
 
     def keep(ended: int) -> None:
         if config.snapshots:
-            write_snapshot(snapshot_file(saved.parent, ended), trainer.engine.net)
+            write_snapshot(saved.parent, ended, config, trainer.engine.net)
 
     if trainer.at == 0:
         keep(0)
@@ -322,11 +304,17 @@ def snapshot_file(folder: Path, ended: int) -> Path:
     return folder / "snapshots" / f"{ended}.safetensors"
 
 
-def write_snapshot(file: Path, net: nn.Module) -> None:
+def write_snapshot(folder: Path, ended: int, config: RunConfig, net: nn.Module) -> None:
     """Parameters and buffers by name, in one layout whatever the net's, so that the same net gives the same bytes."""
+    file = snapshot_file(folder, ended)
     file.parent.mkdir(exist_ok=True)
     tensors = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in net.state_dict().items()}
-    checkpoint.save_tensors(file, tensors)
+    checkpoint.save_tensors(file, tensors, about_snapshot(config, ended))
+
+
+def about_snapshot(config: RunConfig, ended: int) -> dict[str, Any]:
+    """What a snapshot says of itself."""
+    return {"run": run_name(asdict(config)), "ended": ended}
 
 
 def resume_command(folder: Path) -> str:

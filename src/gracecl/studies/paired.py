@@ -40,8 +40,8 @@ def compare(runs: Sequence[Run], control: str) -> list[Line]:
     return [
         Line(
             comparison,
-            per_step(group, "forward", "backward") / per_step(other, "forward", "backward"),
-            per_step(group, "train_seconds") / per_step(other, "train_seconds"),
+            group.per_step("forward", "backward") / other.per_step("forward", "backward"),
+            group.per_step("train_seconds") / other.per_step("train_seconds"),
         )
         for comparison, (_, group, other) in zip(shared.compare(pairs), pairs, strict=True)
     ]
@@ -80,11 +80,6 @@ def without_feedback(method: str) -> str:
     return ""
 
 
-def per_step(group: Group, *names: str) -> float:
-    """Means over the seeds of what the runs' times say."""
-    return sum(sum(float(run.timing[name]) for name in names) / float(run.timing["steps"]) for run in group.runs) / len(group.runs)
-
-
 def against(comparison: Comparison, control: str) -> str:
     """What a method is compared with, where it is not the study's control."""
     return "" if comparison.other == control else f" against `{comparison.other}`"
@@ -110,7 +105,7 @@ def markdown(found: Sequence[Line], control: str) -> str:
                 f"| `{comparison.method}`{against(comparison, control)} | {comparison.value.mean:.1f} | {mean:+.2f} | {interval} "
                 f"| {shared.p_number(p)} | {shared.p_number(comparison.corrected)} | {n} "
                 f"| {comparison.verdict if told else 'cannot tell'} "
-                f"| {line.images:.2f} × | {line.seconds:.2f} × | {number(line.seeds_needed, 0)} |"
+                f"| {number(line.images, 2)} × | {number(line.seconds, 2)} × | {number(line.seeds_needed, 0)} |"
             )
         lines.append("")
     return "\n".join(lines)

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from gracecl.report import Run
 from gracecl.report.groups import Group, group_runs, setting_of
 
@@ -47,11 +45,6 @@ def lines(runs: Sequence[Run]) -> list[Line]:
 
 def _line(setting: str, group: Group) -> Line:
     acc, forgetting = group.summarise("acc"), group.summarise("forgetting")
-    timings = [run.timing for run in group.runs]
-
-    def per_step(*names: str) -> float:
-        return float(np.mean([sum(timing[name] for name in names) / timing["steps"] for timing in timings]))
-
     return Line(
         setting=setting,
         method=group.label,
@@ -61,10 +54,10 @@ def _line(setting: str, group: Group) -> Line:
         acc_std=acc.std,
         forgetting=forgetting.mean,
         forgetting_std=forgetting.std,
-        forward=per_step("forward", "fit_images"),
-        backward=per_step("backward", "fit_images"),
-        seconds=per_step("train_seconds", "fit_seconds"),
-        steps=int(timings[0]["steps"]),
+        forward=group.per_step("forward", "fit_images"),
+        backward=group.per_step("backward", "fit_images"),
+        seconds=group.per_step("train_seconds", "fit_seconds"),
+        steps=group.runs[0].length,
     )
 
 
@@ -77,10 +70,15 @@ def markdown(found: Sequence[Line]) -> str:
     header = "| method | acc ↑ | forgetting ↓ | images per step, forward | backward | seconds per step | predicts by | seeds |"
     rows = [
         f"| `{line.method}` | {_spread(line.acc, line.acc_std)} | {_spread(line.forgetting, line.forgetting_std)} "
-        f"| {line.forward:,.0f} | {line.backward:,.0f} | {line.seconds:.3f} | `{line.rule}` | {', '.join(map(str, line.seeds))} |"
+        f"| {_number(line.forward, ',.0f')} | {_number(line.backward, ',.0f')} | {_number(line.seconds, '.3f')} | `{line.rule}` "
+        f"| {', '.join(map(str, line.seeds))} |"
         for line in found
     ]
     return "\n".join([header, "|---|---:|---:|---:|---:|---:|---|---|", *rows])
+
+
+def _number(value: float, as_: str) -> str:
+    return "–" if math.isnan(value) else format(value, as_)
 
 
 def _spread(mean: float, std: float) -> str:

@@ -8,6 +8,7 @@ are in [0, 1]: 0-1 error for theorem 1, 1 - p_y for theorem 2, the softmax over 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ from gracecl.nets import TappedNet
 from gracecl.registry import spec
 from gracecl.registry.spec import Above, AtLeast, Below
 from gracecl.runs import checkpoint
-from gracecl.runs.run import RunConfig, Work, learner_and_stream, snapshot_file
+from gracecl.runs.run import RunConfig, Work, about_snapshot, learner_and_stream, snapshot_file
 from gracecl.streams import Stream
 from gracecl.theory.bounds import (
     Forgetting,
@@ -52,6 +53,8 @@ from gracecl.theory.bounds import (
     printed_kl,
 )
 
+log = logging.getLogger(__name__)
+
 Head = Literal["last", "mean"]
 FAMILIES = ("isotropic", "relative")
 RUNGS = 12
@@ -68,6 +71,7 @@ LAST_ROWS = 20
 """recorded rows at the end of a task whose mean entropy is H*"""
 NO_SCALE = 1e-8
 """a mean square below this is that of a tensor which starts at zero and has no scale of its own"""
+ANEW = "run it again with --snapshots and another --out"
 
 
 @dataclass(frozen=True)
@@ -206,20 +210,21 @@ def measure(folder: Path, settings: Settings, data_root: Path | None = None) -> 
     registry.load_plugins(work.plugins)
     if not work.finished:
         raise UserError(f"the run in {folder} is not finished; finish it with: gracecl resume {folder}")
+    run = report.read_run(folder)
     # The net is evaluated in full precision and differentiated twice, which compiled code does not allow.
     config = replace(work.config, device="auto", precision="fp32", compile=False, cuda_graphs=False)
     engine, stream = learner_and_stream(config, work.data_root)
     if not stream.has_tasks:
         raise UserError(f"the run in {folder} learns from a stream without tasks, and both theorems are about tasks")
     ends = [step for step in range(len(stream)) if stream.ends_task(step)]
-    snapshots = [_snapshot(folder, number, engine.device) for number in range(len(ends) + 1)]
+    snapshots = [_snapshot(work, number, engine.device) for number in range(len(ends) + 1)]
 
     samples = [_samples(stream, ends, number) for number in range(len(ends))]
     if min(samples) < 2:
         raise UserError(f"a task of the run in {folder} has one training image, and theorem 1 needs two; use more --steps")
 
     weight, why = entropy_weight(work.config)
-    targets = target_entropies(folder, ends) if weight else (math.nan,) * len(ends)
+    targets = target_entropies(run, ends) if weight else (math.nan,) * len(ends)
     net = engine.net.eval()
     for name, value in net.named_parameters():
         value.requires_grad_(False)
@@ -283,24 +288,30 @@ def entropy_weight(config: RunConfig) -> tuple[float, str]:
     return beta, f"λ = β = {beta:g}, H* = mean entropy over the layers in the last {LAST_ROWS} recorded steps of a task"
 
 
-def target_entropies(folder: Path, ends: list[int]) -> tuple[float, ...]:
+def target_entropies(run: report.Run, ends: list[int]) -> tuple[float, ...]:
     """H* of each task: the mean over the layers of the recorded entropy, over the task's last recorded steps."""
-    steps, values, _ = report.read_run(folder).series("log/H")
+    steps, values, _ = run.series("log/H")
     starts = [-1, *ends[:-1]]
     rows = [values[(steps > start) & (steps <= end)] for start, end in zip(starts, ends, strict=True)]
     if any(len(found) == 0 for found in rows):
-        raise UserError(f"{folder / 'metrics.jsonl'} has a task without recorded entropies, so there is no target for it")
+        raise UserError(f"{run.path / 'metrics.jsonl'} has a task without recorded entropies, so there is no target for it")
     return tuple(float(found[-LAST_ROWS:].mean()) for found in rows)
 
 
-def _snapshot(folder: Path, number: int, device: torch.device) -> dict[str, Tensor]:
-    file = snapshot_file(folder, number)
+def _snapshot(work: Work, number: int, device: torch.device) -> dict[str, Tensor]:
+    """The net as it was when so many tasks had ended."""
+    file = snapshot_file(work.folder, number)
     if not file.parent.is_dir():
-        raise UserError(f"the run in {folder} kept no snapshots; run it again with --snapshots and another --out")
+        raise UserError(f"the run in {work.folder} kept no snapshots; {ANEW}")
     try:
-        found = checkpoint.load_tensors(file)
+        found, about = checkpoint.load_tensors(file)
     except (OSError, SafetensorError, ValueError):
-        raise UserError(f"{file} is missing or damaged; run it again with --snapshots and another --out") from None
+        raise UserError(f"{file} is missing or damaged; {ANEW}") from None
+    if not about:
+        log.warning("%s was written by an earlier version, which did not note its run and task, and is taken as it is", file)
+    elif about != about_snapshot(work.config, number):
+        whose = f"of the run {about.get('run')} after {about.get('ended')} tasks"
+        raise UserError(f"{file} is {whose}, and not of this run after {number}; put its own back from a copy, or {ANEW}")
     return {name: value.to(device) for name, value in found.items() if value.is_floating_point()}
 
 
