@@ -174,6 +174,17 @@ def test_a_lost_configuration_is_named(command: str, out: Path, tmp_path: Path) 
     assert sorted(lost.iterdir()) == before
 
 
+def test_a_lost_configuration_is_written_anew_by_the_command_of_a_run_that_is_not_finished(out: Path) -> None:
+    lost = run_of(out, "er", 1)
+    before = (lost / "config.json").read_bytes()
+    for name in ("config.json", "summary.json"):
+        (lost / name).unlink()
+    with pytest.raises(UserError, match="'gracecl run' command, given again, writes it anew"):
+        resume(lost)
+    assert gracecl("run", "er", "--seeds", "1", "--snapshots", *SMALL, "--out", out).code == 0
+    assert (lost / "config.json").read_bytes() == before
+
+
 def test_one_run_among_several_is_not_chosen_because_others_lost_their_configuration(out: Path, tmp_path: Path) -> None:
     for seed in (0, 1):
         (run_of(out, "er", seed) / "config.json").unlink()

@@ -141,7 +141,7 @@ def test_a_run_that_sees_every_task_from_the_start(tmp_path: Path) -> None:
 
 
 def test_what_is_not_a_run_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"has no config\.json"):
+    with pytest.raises(UserError, match=r"holds no run \(no config\.json\)"):
         read_run(tmp_path)
     with pytest.raises(UserError, match="no folder"):
         find_runs(tmp_path / "nowhere")

@@ -10,6 +10,7 @@ from gracecl.report.runs import (
     read_run,
     read_runs,
     read_summary,
+    remedy_for_config,
     summary,
     without_config,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "read_run",
     "read_runs",
     "read_summary",
+    "remedy_for_config",
     "summary",
     "without_config",
     "write_comparison",

@@ -273,8 +273,13 @@ def _read_config(folder: Path) -> Record:
 def without_config(folder: Path) -> str:
     """What to say of a folder that has no config.json: a run whose configuration is lost, or no run."""
     if left := [name for name in LEFT_BY_RUNS if _holds(folder / name)]:
-        return f"{folder} has no {CONFIG} beside its {left[0]}; {PUT_BACK}"
+        return f"{folder} has no {CONFIG} beside its {left[0]}; {remedy_for_config(folder)}"
     return f"{folder} holds no run (no {CONFIG}); give the folder that 'gracecl run' printed"
+
+
+def remedy_for_config(folder: Path) -> str:
+    """How to get a run's config.json back: a run that goes on writes it, a finished one does not."""
+    return PUT_BACK if _holds(folder / SUMMARY) else "the run's own 'gracecl run' command, given again, writes it anew"
 
 
 def check_folder_name(folder: Path, config: Record) -> None:

@@ -37,7 +37,6 @@ from gracecl.streams import Stream
 SECONDS_BETWEEN_CHECKPOINTS = 120.0
 ALWAYS_WRITTEN = ("method", "net", "memory", "seed", "stream")
 """fields that every config.json has; an older one may lack others, which then have their defaults"""
-AGAIN = "the run's own 'gracecl run' command, given again, writes it anew"
 
 
 @dataclass(frozen=True)
@@ -89,9 +88,9 @@ class Work:
         except FileNotFoundError:
             raise UserError(report.without_config(folder)) from None
         except UserError as error:
-            raise UserError(f"{error}; {AGAIN}") from None
+            raise UserError(f"{error}; {report.remedy_for_config(folder)}") from None
         except (KeyError, TypeError):
-            raise UserError(f"{file} is damaged: a setting is missing; {AGAIN}") from None
+            raise UserError(f"{file} is damaged: a setting is missing; {report.remedy_for_config(folder)}") from None
         place = data_root or read_note(folder / "data_root") or None
         return cls(config, folder, place, plugins or tuple(read_note(folder / "plugins").splitlines()))
 

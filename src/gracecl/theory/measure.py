@@ -210,12 +210,12 @@ def measure(folder: Path, settings: Settings, data_root: Path | None = None) -> 
     registry.load_plugins(work.plugins)
     if not work.finished:
         raise UserError(f"the run in {folder} is not finished; finish it with: gracecl resume {folder}")
-    run = report.read_run(folder)
     # The net is evaluated in full precision and differentiated twice, which compiled code does not allow.
     config = replace(work.config, device="auto", precision="fp32", compile=False, cuda_graphs=False)
     engine, stream = learner_and_stream(config, work.data_root)
     if not stream.has_tasks:
         raise UserError(f"the run in {folder} learns from a stream without tasks, and both theorems are about tasks")
+    run = report.read_run(folder)
     ends = [step for step in range(len(stream)) if stream.ends_task(step)]
     snapshots = [_snapshot(work, number, engine.device) for number in range(len(ends) + 1)]
 
