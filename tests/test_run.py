@@ -543,10 +543,10 @@ def test_without_its_checkpoint_a_run_starts_anew_to_the_same_end(copy: Path, lo
 
 
 def test_a_folder_without_a_run_is_told_apart(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "nowhere"):
+    for folder, why in ((tmp_path, "holds no run (no config.json)"), (tmp_path / "nowhere", "there is no folder")):
         said = gracecl("resume", folder)
         assert said.code == 2
-        assert "holds no run (no config.json)" in said.sentence
+        assert why in said.sentence
 
 
 def test_a_run_without_config_cannot_be_resumed(copy: Path) -> None:
