@@ -84,17 +84,16 @@ class Trial:
         except BaseException:  # noqa: BLE001 (an error of the source's own may be of any kind)
             return FOUND
 
-    def end(self, status: int) -> bool:
-        """Says how it went; whether the error was found."""
+    def end(self, status: int) -> int:
+        """Say how it went; return what pytest ended with."""
         code = os.waitstatus_to_exitcode(status)
-        found = code == FOUND
         if self.mutant is not None:
             told = {FOUND: "found", SURVIVED: "SURVIVED"}.get(code, f"pytest ended with {code}")
             print(f"{told:9} {self.mutant}", flush=True)
-        if code not in (FOUND, SURVIVED) or (self.mutant is None and found):
+        if code not in (FOUND, SURVIVED) or (self.mutant is None and code == FOUND):
             print((self.folder / "log").read_text(errors="replace"))
         shutil.rmtree(self.folder)
-        return found
+        return code
 
 
 def source_of(file: str) -> str:
@@ -158,7 +157,7 @@ def main(arguments: Sequence[str]) -> int:
     gc.freeze()  # else every child looks through all that was loaded, and copies it
     if not given.sure and waiting:
         plain = Trial.without(waiting)
-        if plain.end(os.waitpid(plain.process, 0)[1]):
+        if plain.end(os.waitpid(plain.process, 0)[1]) != SURVIVED:
             print("the tests fail without any mutant")
             return 1
     running = dict[int, Trial]()
@@ -170,7 +169,7 @@ def main(arguments: Sequence[str]) -> int:
         process, status = os.wait()
         if process in running:
             trial = running.pop(process)
-            if trial.end(status) and trial.mutant is not None:
+            if trial.end(status) == FOUND and trial.mutant is not None:
                 notes.add(trial.mutant)
     print(table(chosen, notes.found))
     return 0 if all(str(mutant) in notes.found for mutant in chosen) else 1
