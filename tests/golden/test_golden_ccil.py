@@ -56,7 +56,7 @@ def test_one_step() -> None:
 
     table, _ = engine.update(step)
     assert [len(kept) for kept in engine.net.backbone.kept] == [n, len(GOLDEN["in_v"])], "stream and memory have a forward each"
-    told = step.targets["logits"][0, :, :OLD].numpy()
+    told = step.targets["ccil"][0, :, :OLD].numpy()
     np.testing.assert_allclose(told[:n], GOLDEN["out_z_teacher_x"], **VALUES)
     np.testing.assert_allclose(told[n:], GOLDEN["out_z_teacher_u"], **VALUES)
     table = {row: value.item() for row, value in table.items() if not row.startswith("log/")}

@@ -42,7 +42,7 @@ def test_one_step() -> None:
     table = {row: value.item() for row, value in table.items() if not row.startswith("log/")}
     assert table.keys() == {"ce/all", "kd/features", "margin/old"}
     np.testing.assert_allclose(engine.net.backbone.kept[0].numpy(), GOLDEN["out_f"], **VALUES)
-    np.testing.assert_allclose(step.targets["features"][0].numpy(), GOLDEN["out_f_teacher"], **VALUES)
+    np.testing.assert_allclose(step.targets["lucir"][0].numpy(), GOLDEN["out_f_teacher"], **VALUES)
     np.testing.assert_allclose(table["ce/all"], GOLDEN["out_L_ce"], **VALUES)
     np.testing.assert_allclose(table["kd/features"], GOLDEN["out_L_dis"], **VALUES)
     np.testing.assert_allclose(table["margin/old"], GOLDEN["out_L_mr"], **VALUES)

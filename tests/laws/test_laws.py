@@ -9,14 +9,26 @@ from torch import Tensor, nn
 
 from gracecl.errors import UserError
 from gracecl.memory import Memory
-from gracecl.methods.base import parts
+from gracecl.methods.base import Addition, Wrapper, parts
 from gracecl.nets import Backbone, ModuleBackbone
 from gracecl.nets.mlp import mlp
 from gracecl.nets.resnet import resnet18
 from gracecl.nets.vit import vit
 from gracecl.registry import methods, nets, spec
 from gracecl.streams.iid import offline, shuffled
-from gracecl.testing import METHOD_LAWS, TOY_TRANSFORMER, check_backbone, check_memory, check_stream, resumes_exactly, toy_stream
+from gracecl.testing import (
+    METHOD_LAWS,
+    TOY_TRANSFORMER,
+    check_backbone,
+    check_memory,
+    check_stream,
+    feed,
+    next_batch,
+    prepared,
+    resumes_exactly,
+    toy_engine,
+    toy_stream,
+)
 
 METHODS = [name for name in methods.names() if name != "grace"]
 SHORTER = {
@@ -77,6 +89,32 @@ def in_short(expression: str, law: str) -> bool:
 )
 def test_method(expression: str, law: str) -> None:
     METHOD_LAWS[law](expression)
+
+
+@pytest.mark.parametrize("expression", ALONE)
+def test_targets_are_named_after_their_method(expression: str) -> None:
+    """So that no wrapper or addition takes the target of another; a method may use its parent's."""
+    engine, stream = prepared(expression)
+    if engine.method.trains != "never":
+        own = {methods.name_of(kind) for part in parts(engine.method) for kind in type(part).__mro__ if kind in methods._name_of}
+        batch, _ = next_batch(engine, stream)
+        assert {target.split("/")[0] for target in batch.targets} <= own
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in methods.names() if issubclass(methods.get(name), (Wrapper, Addition))])
+def test_every_pair_learns_two_tasks_or_is_refused(name: str) -> None:
+    """Wrappers around each method, additions to each: nothing but a sentence of ours may stop them."""
+    pairs = [f"{method} + {name}()" if issubclass(methods.get(name), Addition) else f"{name}({method})" for method in ALONE]
+    learned = 0
+    for pair in pairs:
+        try:
+            engine = toy_engine(pair)
+            feed(engine, spec.parse_method(pair).stream(toy_stream()), until=9)
+        except UserError:
+            continue
+        learned += 1
+    assert learned > 5
 
 
 @pytest.mark.parametrize("law", METHOD_LAWS)

@@ -229,7 +229,7 @@ METHODS = [
             ("[torch.zeros_like(term[:-1]), term[-1:]]", "[term[:1], torch.zeros_like(term[1:])]"),
             ('alpha * term if self.alpha_on == "entropy" else term', "term"),
         ),
-        within("layer_accuracies", ("right / len(labels)", "right"), ("-torch.inf", "0.0")),
+        within("layer_accuracies", ("in_double(right) / len(labels)", "in_double(right)"), ("-torch.inf", "0.0")),
         within(
             "Grace.store",
             ("rng.random(len(new)) < HELDOUT_SHARE", "rng.random(len(new)) < 2 * HELDOUT_SHARE"),
@@ -319,7 +319,11 @@ METHODS = [
     ),
     *method(
         "mkd",
-        within("MKD.losses", ("self.strength * self.temperature**2", "self.strength")),
+        within(
+            "MKD.losses",
+            ("self.strength * self.temperature**2", "self.strength"),
+            ("rows = batch.supervised", "rows = slice(None)"),
+        ),
         within(
             "MKD.eval_net",
             ('0.5 if self.predict == "mean" else 0.0', '1.0 if self.predict == "mean" else 0.0'),
@@ -388,9 +392,10 @@ METHODS = [
         within("MultiUpdate.repeats", ("self.updates * self.inner.repeats", "self.updates")),
         within(
             "MultiUpdate.part_of",
-            ("slice(turn // groups, None, parts)", "slice(turn % groups, None, parts)"),
+            ("turn // groups", "turn % groups"),
+            ("min(parts, images)", "parts"),
+            ("slice(0)", "slice(None)"),
             ("there_and_back(place, groups) == turn % groups", "there_and_back(place, groups) == turn // groups"),
-            ("len(images) >= parts", "True"),
         ),
         within("MultiUpdate.shares", ("self.updates // fewer", "self.updates")),
         within("MultiUpdate.plan", ("replace(planning, repeat=step)", "replace(planning, repeat=turn)"), ("turn == 0", "True")),

@@ -621,10 +621,10 @@ PARTS = [
         "oracle/test_controllers.py",
         within(
             "Balance.strengths",
-            ("self.share * self.weights(signals.accuracy)", "self.share"),
+            ("self.share * self.weights(signals.accuracy).to(signals.pull)", "self.share"),
             (
-                "self.share * self.weights(signals.accuracy) / signals.pull.clamp(min=1e-12)",
-                "self.share * self.weights(signals.accuracy) * signals.pull.clamp(min=1e-12)",
+                "self.share * self.weights(signals.accuracy).to(signals.pull) / signals.pull.clamp(min=1e-12)",
+                "self.share * self.weights(signals.accuracy).to(signals.pull) * signals.pull.clamp(min=1e-12)",
             ),
             ("self.limit", "1.0"),
         ),
@@ -634,15 +634,19 @@ PARTS = [
         "oracle/test_controllers.py",
         within(
             "ProportionalIntegral.strengths",
+            ("self._unlimited(self._error(signals)).clamp(-self.limit, self.limit)", "self._unlimited(self._error(signals))"),
+            ("self.beta", "1.0"),
+        ),
+        within(
+            "ProportionalIntegral._unlimited",
             ("self.proportional * error + self.integral * self._sum.to(error)", "self.integral * self._sum.to(error)"),
             ("self.proportional * error + self.integral * self._sum.to(error)", "self.proportional * error"),
-            ("self.beta * gamma.clamp(-self.limit, self.limit)", "gamma.clamp(-self.limit, self.limit)"),
-            ("gamma.clamp(-self.limit, self.limit)", "gamma"),
         ),
         within(
             "ProportionalIntegral.after_step",
-            ("self.limit / max(self.integral, 1e-12)", "self.limit"),
-            ("(self._sum.to(error) + error).clamp(-most, most)", "self._sum.to(error) + error"),
+            ("error.masked_fill(winds_up, 0.0)", "error"),
+            ("(gamma.abs() >= self.limit) & (gamma * self.integral * error > 0)", "gamma.abs() >= self.limit"),
+            ("self._error(signals).nan_to_num(nan=0.0)", "self._error(signals)"),
         ),
         within(
             "ProportionalIntegral._error",

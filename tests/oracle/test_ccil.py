@@ -126,7 +126,7 @@ def test_nothing_to_distil_where_net_and_teacher_agree() -> None:
 def test_it_is_the_usual_distillation_over_the_number_of_old_classes() -> None:
     engine = second_task("ccil()")
     batch, out = assembled(engine, [3, 0, 4, 4])
-    usual = distillation(out.logits[:, :4], batch.targets["logits"][:, :4], 2.0, batch.old)
+    usual = distillation(out.logits[:, :4], batch.targets["ccil"][:, :4], 2.0, batch.old)
     factor = engine.method.weight("new", batch.progress)
     torch.testing.assert_close(engine.method.losses(out, batch)["kd/new"], factor * 4 * usual / len(FIRST))
 

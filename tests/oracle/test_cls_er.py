@@ -145,7 +145,7 @@ def test_alpha_follows_the_stable_model() -> None:
     right.net.load_state_dict(start)
     engine.method.look_back(engine.memories, engine.progress)
     [(_, out)] = right.net.sweep(memory.images[: len(memory)])
-    hits = (out.logits.argmax(dim=-1) == torch.from_numpy(memory.labels[: len(memory)])).float().mean(dim=1)
+    hits = (out.logits.argmax(dim=-1) == torch.from_numpy(memory.labels[: len(memory)])).double().mean(dim=1)
     torch.testing.assert_close(engine.method.feedback.accuracy, hits)
 
 

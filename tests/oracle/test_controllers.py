@@ -254,18 +254,49 @@ def test_pi_stops_adding_up_at_its_limit() -> None:
     assert torch.equal(again(Signals(certain, UNKNOWN))[1], rule(Signals(certain, UNKNOWN))[1])
 
 
+@pytest.mark.parametrize(("proportional", "most"), [(10, 925), (0, 1000)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_pi_adds_nothing_up_while_its_strength_is_at_the_limit(sign: int, proportional: int, most: int) -> None:
+    """Of the largest error the proportional term alone makes 7.5 of 100, so the sum is at its end with 925, not with 1,000."""
+    rule = rules.build(f"pi(target={0.25 if sign > 0 else 0.75}, proportional={proportional})")
+    layers = torch.zeros(4, 20, 6)
+    if sign < 0:
+        layers[..., 0] = 50.0
+    for _ in range(1500):
+        rule.after_step(Signals(layers, UNKNOWN))
+    assert rule.state_dict()["sum"].tolist() == pytest.approx([sign * most] * 4, abs=0.76)
+    assert rule(Signals(layers, UNKNOWN))[1].tolist() == pytest.approx([sign * 0.5] * 4)
+    before = rule.state_dict()["sum"].clone()
+    rule.after_step(Signals(50 * torch.eye(6)[0].expand(4, 20, 6) - layers, UNKNOWN))
+    assert (sign * rule.state_dict()["sum"] < sign * before).all(), "it comes back with the first step the other way"
+
+
+def test_pi_survives_a_step_that_overflowed() -> None:
+    """Half precision skips such a step; the sum must not be lost with it."""
+    rule, flat = rules.build("pi"), torch.zeros(4, 20, 6)
+    rule.after_step(Signals(flat, UNKNOWN))
+    before = rule.state_dict()["sum"].clone()
+    broken = flat.clone()
+    broken[1] = torch.nan
+    rule.after_step(Signals(broken, UNKNOWN))
+    after = rule.state_dict()["sum"]
+    assert after.isfinite().all()
+    assert after[1] == before[1]
+    assert (after[[0, 2, 3]] > before[[0, 2, 3]]).all()
+
+
 def test_pi_is_its_equation_step_by_step() -> None:
-    """Up to the limits of the sum and of γ, and back from them."""
-    rule, total = rules.build("pi(target=0.5, proportional=2.0, integral=0.1, limit=5.0, beta=0.5)"), 0.0
+    """Up to the limit of γ, where the sum stays, and back at once."""
+    rule, total = rules.build("pi(target=0.5, proportional=2.0, integral=0.1, limit=4.98, beta=0.5)"), 0.0
     certain, flat = torch.zeros(4, 20, 6), torch.zeros(4, 20, 6)
     certain[..., 0] = 50.0
     for step in range(230):
         logits, error = (flat, 0.5) if step < 200 else (certain, -0.5)
-        expected = 0.5 * max(-5.0, min(5.0, 2.0 * error + 0.1 * total))
+        expected = 0.5 * max(-4.98, min(4.98, 2.0 * error + 0.1 * total))
         assert rule(Signals(logits, UNKNOWN))[1].tolist() == pytest.approx([expected] * 4, abs=1e-5), step
         rule.after_step(Signals(logits, UNKNOWN))
-        total = max(-50.0, min(50.0, total + error))
-    assert total == 35
+        total += 0.0 if 2.0 * error + 0.1 * total >= 4.98 else error
+    assert total == 40 - 30 * 0.5
 
 
 # A loop of one's own.

@@ -81,7 +81,7 @@ def test_gradient_on_the_head_s_bias() -> None:
     engine.net.zero_grad()
     engine.method.losses(out, batch)["kd/logits"].sum().backward()
     rows = batch.rows("dark")
-    difference = out.logits[:, rows].detach() - batch.targets["stored_logits"]
+    difference = out.logits[:, rows].detach() - batch.targets["der"]
     expected = 2 * 0.3 / (5 * 6) * difference.sum(dim=1)
     np.testing.assert_allclose(engine.net.classifier.bias.grad.squeeze(1).numpy(), expected.numpy(), rtol=1e-5, atol=1e-7)
 

@@ -176,8 +176,11 @@ def test_cost_of_a_step() -> None:
 
 
 def test_what_it_cannot_decouple_is_told() -> None:
-    with pytest.raises(UserError, match="no loss row 'ce/new'"):
-        feed(toy_engine("lode(er())"), toy_stream(), 1)
+    for inner in ("er()", "icarl()"):  # iCaRL has such a row, of one block for all images
+        with pytest.raises(UserError, match="no loss row 'ce/new' of a block of its own"):
+            feed(toy_engine(f"lode({inner})"), toy_stream(), 1)
+    with pytest.raises(UserError, match=r"use lode\(derpp\(\)\) alone"):
+        toy_engine("lode(lode())")
 
 
 def test_grace_goes_around_it() -> None:

@@ -37,12 +37,28 @@ def test_the_term_is_the_printed_divergence(layers: str, shares: list[float]) ->
     feed(engine, stream, until=9)
     batch, out = next_batch(engine, stream)
     row = engine.method.losses(out, batch)["kd/teacher"].tolist()
-    teacher = batch.targets["teacher_logits"].tolist()
+    teacher = batch.targets["mkd"].tolist()
     student = out.logits.detach().tolist()
     for layer, share in enumerate(shares):
         terms = [divergence(t, s, 2.0) for t, s in zip(teacher[layer], student[layer], strict=True)]
         assert row[layer] == pytest.approx(3.0 * share * 2.0**2 * sum(terms) / len(terms), rel=1e-3, abs=1e-6)
     assert max(row) > 0
+
+
+def test_the_term_is_of_supervised_rows_beside_a_method_with_a_teacher_of_its_own() -> None:
+    """OCM trains on rotated views, too, which its head is not trained on; both teachers speak from the second task on."""
+    engine, stream = toy_engine("mkd(ocm(n_recall=4), strength=3.0, temperature=2.0, teacher_rate=0.1)"), toy_stream()
+    feed(engine, stream, until=9)
+    batch, out = next_batch(engine, stream)
+    table = engine.method.losses(out, batch)
+    assert {"kd/teacher", "kd/logits"} <= table.keys()
+    rows = range(*batch.rows("supervised").indices(len(batch)))
+    assert 0 < len(rows) < len(batch)
+    teacher, student = (logits[0].tolist() for logits in (batch.targets["mkd"], out.logits.detach()))
+    terms = [divergence(teacher[row], student[row], 2.0) for row in rows]
+    assert table["kd/teacher"].tolist() == pytest.approx([3.0 * 2.0**2 * sum(terms) / len(terms)], rel=1e-3)
+    others = [divergence(teacher[row], student[row], 2.0) for row in range(len(batch)) if row not in rows]
+    assert abs(sum(others) / len(others) - sum(terms) / len(terms)) > 1e-4, "else the rows make no difference"
 
 
 def test_the_teacher_sees_the_steps_images_with_the_batchs_statistics() -> None:
@@ -54,10 +70,10 @@ def test_the_teacher_sees_the_steps_images_with_the_batchs_statistics() -> None:
     with torch.no_grad():
         for own, value in zip(twin.parameters(), engine.method.teacher.parameters(), strict=True):
             own.copy_(value)
-        torch.testing.assert_close(batch.targets["teacher_logits"], twin(batch.x).logits)
+        torch.testing.assert_close(batch.targets["mkd"], twin(batch.x).logits)
     after = [value for value in engine.method.teacher.buffers() if value.is_floating_point()]
     assert all(torch.equal(a, b) for a, b in zip(buffers, after, strict=True))
-    assert not batch.targets["teacher_logits"].requires_grad
+    assert not batch.targets["mkd"].requires_grad
 
 
 def test_a_harder_view_is_randaugment_of_what_the_net_sees() -> None:
@@ -73,7 +89,7 @@ def test_a_harder_view_is_randaugment_of_what_the_net_sees() -> None:
     x = view(batch.x, batch.rng("the teacher's view").random((len(batch), 8)), harder.net.pixels)
     assert not torch.allclose(x, batch.x)
     with torch.no_grad():
-        torch.testing.assert_close(batch.targets["teacher_logits"], harder.method.teacher(x).logits)
+        torch.testing.assert_close(batch.targets["mkd"], harder.method.teacher(x).logits)
     torch.testing.assert_close(next_batch(same, stream)[0].x, batch.x)
 
 
@@ -154,6 +170,6 @@ def test_gradient_at_the_logits_is_the_difference_of_the_softened_softmaxes() ->
     feed(engine, stream, until=9)
     batch, out = next_batch(engine, stream)
     gradient: Any = torch.autograd.grad(engine.method.losses(out, batch)["kd/teacher"].sum(), out.logits)[0]
-    teacher = batch.targets["teacher_logits"]
+    teacher = batch.targets["mkd"]
     expected = 2.0 * 4.0 / len(batch) * ((out.logits / 4).softmax(-1) - (teacher / 4).softmax(-1))
     torch.testing.assert_close(gradient, expected.detach(), rtol=1e-3, atol=1e-6)

@@ -130,9 +130,25 @@ def test_one_update_is_the_inner_method_to_the_bit() -> None:
         assert torch.equal(a, b)
 
 
-def test_a_batch_with_fewer_images_than_updates_is_trained_on_whole() -> None:
-    parts = batches(toy_engine("multi_update(er(n_recall=8), updates=4)"), toy_stream(batch=2), 6)
-    assert [part.blocks["all"].from_stream for part in parts] == [2, 2, 2, 2]
+@pytest.mark.parametrize(
+    ("inner", "updates", "blocks"), [("er(n_recall=8)", 4, {"all"}), ("er_ace(n_recall=8)", 8, {"new", "replay"})]
+)
+def test_a_batch_with_fewer_images_than_updates_makes_as_many_updates_as_images(inner: str, updates: int, blocks: set[str]) -> None:
+    """Together they train on what the inner method's one step would, each image of the stream once."""
+    parts = batches(toy_engine(f"multi_update({inner}, updates={updates})"), toy_stream(batch=3), 7)
+    [whole] = batches(toy_engine(inner), toy_stream(batch=3), 7)
+    assert len(parts) == 3
+    assert all(part.blocks.keys() == blocks for part in parts)
+    assert sum((stream_images(part) for part in parts), Counter()) == stream_images(whole)
+    assert sum(len(part) for part in parts) == len(whole)
+
+
+def test_a_small_batch_is_stored_beside_its_own_logits() -> None:
+    """DER's, where fewer updates were made than were asked for."""
+    engine = toy_engine("multi_update(der(n_recall=6), updates=8)", memory=40)
+    [outcome] = feed(engine, toy_stream(batch=3), until=1)
+    assert outcome.images == 3
+    assert engine.memories.replay.attributes["logits"][:3].abs().sum(dim=(1, 2)).min() > 0
 
 
 def test_updates_that_do_not_fit_are_told() -> None:

@@ -69,9 +69,9 @@ def test_a_later_step_is_the_loops(taps: int) -> None:
             expected = contrast(features[layer], projected[layer], labels, start, 0.5, new=block == "new")
             assert table[f"sc/{block}"][layer].item() == pytest.approx(expected, rel=1e-4)
         assert table["ce/replay"][layer].item() == pytest.approx(mean_cross_entropy(out.logits[layer, rows], u), rel=1e-5)
-        expected = projections_kept(projected[layer, : 16 * 3], batch.targets["teacher_projected"][layer], u)
+        expected = projections_kept(projected[layer, : 16 * 3], batch.targets["ocm/projected"][layer], u)
         assert table["kd/projected"][layer].item() == pytest.approx(expected, rel=1e-4)
-        q, other = out.logits[layer, rows].tolist(), batch.targets["teacher_logits"][layer].tolist()
+        q, other = out.logits[layer, rows].tolist(), batch.targets["ocm/logits"][layer].tolist()
         expected = sum((q[i][c] - other[i][c]) ** 2 for i in range(3) for c in old) / (3 * len(old))
         assert table["kd/logits"][layer].item() == pytest.approx(expected, rel=1e-4)
 
@@ -262,7 +262,7 @@ def test_teacher_mode_says_which_statistics_it_normalises_with(mode: str) -> Non
         x = layer(x)
         mean, var = (norm.running_mean, norm.running_var) if mode == "eval" else (x.mean(dim=0), x.var(dim=0, unbiased=False))
         x = torch.relu((x - mean) / (var + norm.eps).sqrt() * norm.weight + norm.bias)
-    torch.testing.assert_close(batch.targets["teacher_projected"], teacher.projector(x[None]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(batch.targets["ocm/projected"], teacher.projector(x[None]), rtol=1e-4, atol=1e-5)
 
 
 def test_a_teacher_equal_to_the_net_leaves_nothing_to_distil() -> None:
@@ -332,7 +332,7 @@ def test_projections_that_are_kept_cost_nothing() -> None:
     batch.blocks["replay"] = one
     projected = torch.zeros(1, one.rows.stop, 16)
     projected[0, block_rows] = 3 * torch.eye(16)
-    batch.targets["teacher_projected"] = torch.eye(16)[None]
+    batch.targets["ocm/projected"] = torch.eye(16)[None]
     out = Taps(torch.zeros(1, one.rows.stop, 80), torch.zeros(1, one.rows.stop, 6), lambda _: projected)
     assert engine.method.projections_kept(out, batch).item() == pytest.approx(0, abs=1e-4)
 

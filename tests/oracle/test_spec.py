@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from gracecl import nets, rng
 from gracecl.core import Batch, LossTable, StreamBatch, Taps
@@ -43,6 +44,14 @@ class Pull(Addition):
 
 
 @dataclass(eq=False, repr=False)
+class PullToo(Pull):
+    """Another addition with the same row, and with the target of a method that it does not know."""
+
+    def targets(self, batch: Batch) -> dict[str, Tensor]:
+        return {"mkd": batch.x}
+
+
+@dataclass(eq=False, repr=False)
 class Same(Wrapper):
     """A wrapper that changes nothing."""
 
@@ -50,10 +59,10 @@ class Same(Wrapper):
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
     """The test's own methods have names for as long as a test runs."""
-    for name, kind in (("pull-zero", Pull), ("same", Same)):
+    for name, kind in (("pull-zero", Pull), ("pull-too", PullToo), ("same", Same)):
         methods.register(name)(kind)
     yield
-    for name, kind in (("pull_zero", Pull), ("same", Same)):
+    for name, kind in (("pull_zero", Pull), ("pull_too", PullToo), ("same", Same)):
         del methods.loaded[name], methods._name_of[kind]
 
 
@@ -126,7 +135,7 @@ def test_a_bare_wrapper_is_the_papers_system() -> None:
 
 
 def test_sums_read_from_the_left() -> None:
-    method = parse_method("same(er()) + pull_zero(1.5) + pull_zero(2.5)")
+    method = parse_method("same(er()) + pull_zero(1.5) + pull_too(2.5)")
     assert isinstance(method, Sum)
     assert isinstance(method.inner, Sum)
     assert describe(parse_method(repr(method))) == describe(method)
@@ -407,9 +416,28 @@ def test_alpha_leaves_a_penalty_alone() -> None:
     assert torch.equal(a["ce/all"], b["ce/all"] * torch.tensor([2.0, 3.0]))
 
 
-def test_two_parts_with_one_row_clash() -> None:
-    with pytest.raises(UserError, match="both sides define the loss row"):
-        learn(engine(parse_method("er() + pull_zero() + pull_zero(strength=2)")), 1)
+def test_an_addition_stands_in_a_sum_once() -> None:
+    """Refused at once: the rows of most begin with the second task."""
+    with pytest.raises(UserError, match="pull_zero is added twice"):
+        parse_method("er() + pull_zero() + pull_zero(strength=2)")
+    with pytest.raises(UserError, match="si is added twice"):
+        parse_method("mkd(er() + si()) + si()")
+
+
+@pytest.mark.parametrize(
+    ("text", "clash"),
+    [
+        ("mkd(er()) + pull_too()", "target 'mkd'"),
+        ("er() + pull_zero() + pull_too()", "loss row 'penalty/pull'"),
+        ("mkd(mkd(er()), strength=1)", "target 'mkd'"),
+        ("grace(ema(grace(er())))", "loss row 'entropy'"),
+        ("grace(grace(er(), beta=0), beta=0)", "loss row 'log/H'"),
+    ],
+)
+def test_two_parts_with_one_key_clash(text: str, clash: str) -> None:
+    """Of two values one would be lost."""
+    with pytest.raises(UserError, match=f"two of its parts define the {clash}"):
+        learn(engine(parse_method(text)), 1)
 
 
 @pytest.mark.parametrize(

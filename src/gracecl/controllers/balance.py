@@ -28,4 +28,4 @@ class Balance(Controller):
     """largest γ, for layers whose entropy has hardly a gradient"""
 
     def strengths(self, signals: Signals) -> Tensor:
-        return (self.share * self.weights(signals.accuracy) / signals.pull.clamp(min=1e-12)).clamp(max=self.limit)
+        return (self.share * self.weights(signals.accuracy).to(signals.pull) / signals.pull.clamp(min=1e-12)).clamp(max=self.limit)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from gracecl import controllers
-from gracecl.controllers.base import Controller, Signals, spread
+from gracecl.controllers.base import Controller, Signals, in_double, spread
 from gracecl.core import LossTable, Taps
 from gracecl.errors import UserError
 from gracecl.nets.mode import in_mode
@@ -56,8 +56,8 @@ class Feedback:
         self.layers = layers
         self.controller = controllers.build(controller) if isinstance(controller, str) else controller
         self.synchronise = synchronise
-        self.accuracy = torch.full((layers,), torch.nan, device=device)
-        """of each layer on past images, NaN before any was observed"""
+        self.accuracy = in_double(torch.full((layers,), torch.nan, device=device))
+        """of each layer on past images, in double precision; NaN before any was observed"""
         self._recent: dict[str, list[Tensor]] = {}
         self._fetched: dict[str, list[npt.NDArray[np.float32]]] = {}
 
@@ -82,8 +82,8 @@ class Feedback:
                 "gracecl.functional.losses.cross_entropy(logits, y) gives them"
             )
         agree = self._mean_over_processes if self._shared else None
-        signals = Signals(logits, self.accuracy.to(logits.device), labels, agree=agree)
-        alpha, gamma = self.controller(signals)
+        signals = Signals(logits, self.accuracy, labels, agree=agree)
+        alpha, gamma = self.factors(signals)
         total = (alpha * losses + self.controller.term(signals, gamma)).sum()
         with torch.no_grad():
             self._note({"loss": losses} | self.described(signals, alpha, gamma))
@@ -104,7 +104,7 @@ class Feedback:
         labels = torch.as_tensor(np.asarray(y) if not isinstance(y, Tensor) else y)
         if len(x) != len(labels) or len(labels) == 0:
             raise UserError(f"observe_past needs images and as many labels, at least one, not {len(x)} and {len(labels)}")
-        right = torch.zeros(self.layers)
+        right = torch.zeros(self.layers, dtype=torch.int64)
         device = next((weight.device for weight in net.parameters()), x.device)
         with in_mode(net, training=False), torch.no_grad():
             for start in range(0, len(labels), batch):
@@ -124,6 +124,7 @@ class Feedback:
         counted = torch.cat([right, right.new_tensor([len(labels)])])
         if self._shared:
             distributed.all_reduce(counted)
+        counted = in_double(counted)
         self.accuracy = counted[:-1] / counted[-1]
         return self.accuracy
 
@@ -160,6 +161,11 @@ class Feedback:
 
     # What grace(...) shares with it.
 
+    def factors(self, signals: Signals) -> tuple[Tensor, Tensor]:
+        """Return α and γ of a step on the device of the entropies and in their precision."""
+        alpha, gamma = self.controller(signals)
+        return alpha.to(signals.entropy), gamma.to(signals.entropy)
+
     def described(self, signals: Signals, alpha: Tensor, gamma: Tensor) -> LossTable:
         """What is worth recording of a step."""
         h = signals.entropy.detach()
@@ -174,5 +180,5 @@ class Feedback:
         return {"accuracy": self.accuracy, "controller": self.controller.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.accuracy = state["accuracy"].to(self.accuracy.device)
+        self.accuracy = state["accuracy"].to(self.accuracy)
         self.controller.load_state_dict(state["controller"])

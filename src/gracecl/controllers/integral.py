@@ -38,14 +38,17 @@ class ProportionalIntegral(Controller):
         self._sum = torch.zeros(())
 
     def strengths(self, signals: Signals) -> Tensor:
-        error = self._error(signals)
-        gamma = self.proportional * error + self.integral * self._sum.to(error)
-        return self.beta * gamma.clamp(-self.limit, self.limit)
+        return self.beta * self._unlimited(self._error(signals)).clamp(-self.limit, self.limit)
 
     def after_step(self, signals: Signals) -> None:
         error = self._error(signals).nan_to_num(nan=0.0)  # half precision may overflow; such a step is skipped
-        most = self.limit / max(self.integral, 1e-12)
-        self._sum = (self._sum.to(error) + error).clamp(-most, most)
+        gamma = self._unlimited(error)
+        winds_up = (gamma.abs() >= self.limit) & (gamma * self.integral * error > 0)
+        self._sum = self._sum.to(error) + error.masked_fill(winds_up, 0.0)
+
+    def _unlimited(self, error: Tensor) -> Tensor:
+        """γ in units of β, before it is kept within ±limit."""
+        return self.proportional * error + self.integral * self._sum.to(error)
 
     def _error(self, signals: Signals) -> Tensor:
         widest = torch.as_tensor(signals.widest, device=signals.entropy.device).clamp(min=1e-12)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 Boundaries = Literal["unused", "used", "required"]
 Trains = Literal["stream", "evaluation", "never"]
+V = TypeVar("V")
 STRENGTH: tuple[Boundaries, ...] = ("unused", "used", "required")
 
 
@@ -328,6 +329,8 @@ class Sum(Wrapper):
             if getattr(type(self.right), hook) is not getattr(Addition, hook):
                 raise UserError(f"{self.right!r} is an addition and defines {hook}, which the learner on the left of + decides")
         super().__post_init__()
+        if any(part.name == self.right.name for part in parts(self.inner)):  # now, as some rows begin with the second task
+            raise UserError(f"{self!r}: {self.right.name} is added twice, with rows of the same names; leave one of them out")
 
     @property
     def name(self) -> str:
@@ -357,13 +360,10 @@ class Sum(Wrapper):
         self.right.end_task(memories, progress)
 
     def targets(self, batch: Batch) -> dict[str, Tensor]:
-        return super().targets(batch) | self.right.targets(batch)
+        return joined(self, "target", super().targets(batch), self.right.targets(batch))
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
-        left, right = super().losses(out, batch), self.right.losses(out, batch)
-        if both := left.keys() & right.keys():
-            raise UserError(f"{self!r}: both sides define the loss row '{sorted(both)[0]}'; a sum needs different rows")
-        return left | right
+        return joined(self, "loss row", super().losses(out, batch), self.right.losses(out, batch))
 
     def after_backward(self, batch: Batch) -> None:
         super().after_backward(batch)
@@ -385,7 +385,14 @@ class Sum(Wrapper):
         self.right.load_state_dict(state["right"])
 
     def task_values(self) -> dict[str, list[float]]:
-        return super().task_values() | self.right.task_values()
+        return joined(self, "task value", super().task_values(), self.right.task_values())
+
+
+def joined(method: Method, kind: str, inner: dict[str, V], own: dict[str, V]) -> dict[str, V]:
+    """Merge what two parts of a method return; refuse a key of both, where one value would silently replace the other."""
+    if both := inner.keys() & own.keys():
+        raise UserError(f"{method!r}: two of its parts define the {kind} '{min(both)}'; leave one of them out")
+    return inner | own
 
 
 class SeparateForwards:

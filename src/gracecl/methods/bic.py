@@ -7,13 +7,14 @@
               + λ CE(softmax(z* / T), softmax(z / T)), both over the old classes, with λ = old classes / classes met
         memory <- reservoir(memory, B)
     at the end of each task but the first, with the net as it is:
-        (a, b) <- argmin over the validation store of CE(a z + b for the task's classes and z for the others, y) + 0.05 b²
-    teacher z* <- frozen copy of the net, its last task's classes corrected by that task's (a, b)
-    predict with the last task's classes corrected; within a task, before (a, b) exist, with plain logits
+        (a, b) <- argmin over the validation store of CE(a z + b for the task's new classes and z for the others, y) + 0.05 b²
+    teacher z* <- frozen copy of the net, its last task's new classes corrected by that task's (a, b)
+    predict with the last task's new classes corrected; within a task, before (a, b) exist, with plain logits
 
-In the first task there is neither teacher nor correction. Only the newest correction is applied: earlier ones live on through the
-teacher. The validation store is a tenth of the memory's slots and is never trained on. With several taps each has its own a and b,
-fitted on its own logits. In `ema(bic())` the averaged net is corrected by what was fitted on the trained one.
+In the first task there is neither teacher nor correction. A class that comes back in a later task is old there: the teacher knows
+it, and it is not corrected. Only the newest correction is applied: earlier ones live on through the teacher. The validation store
+is a tenth of the memory's slots and is never trained on. With several taps each has its own a and b, fitted on its own logits. In
+`ema(bic())` the averaged net is corrected by what was fitted on the trained one.
 
 Differences from the paper and its program: one pass over the stream and a reservoir instead of exemplars chosen by herding, so the
 held-out images are those that come first, and a batch that is held out entirely makes no step; how many classes a task brings is

@@ -91,17 +91,17 @@ class CCIL(SeparateForwards, Replay):
         self.held.remember()
 
     def targets(self, batch: Batch) -> dict[str, Tensor]:
-        return {"logits": self.teacher(batch.x).logits} if self.teacher else {}
+        return {"ccil": self.teacher(batch.x).logits} if self.teacher else {}
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         table = {}
         for block, where in batch.blocks.items():
             logits, y = out.logits[:, where.rows], batch.y[where.rows]
             table[f"ce/{block}"] = cross_entropy(logits, y, batch.seen if block == "replay" else batch.current)
-            if "logits" in batch.targets and (weight := self.weight(block, batch.progress)):
+            if "ccil" in batch.targets and (weight := self.weight(block, batch.progress)):
                 taught = batch.current if block == "again" else batch.old
                 divergence = distillation(
-                    logits, batch.targets["logits"][:, where.rows], self.temperature, taught, over_classes="mean"
+                    logits, batch.targets["ccil"][:, where.rows], self.temperature, taught, over_classes="mean"
                 )
                 table[f"kd/{block}"] = weight * self.temperature**2 * divergence
         return table

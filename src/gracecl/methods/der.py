@@ -66,14 +66,14 @@ class DER(SeparateForwards, Method):
         """The logits stored beside the replayed images."""
         if not self.alpha or self.dark not in batch.blocks:
             return {}
-        return {"stored_logits": batch.stored(self.dark, "logits").transpose(0, 1)}
+        return {"der": batch.stored(self.dark, "logits").transpose(0, 1)}
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         new, classes = batch.rows("new"), batch.seen if self.seen_only else None
         table = {"ce/new": cross_entropy(out.logits[:, new], batch.y[new], classes)}
-        if "stored_logits" in batch.targets:
+        if "der" in batch.targets:
             logits = out.logits[:, batch.rows(self.dark)]
-            table["kd/logits"] = self.alpha * logit_distance(logits, batch.targets["stored_logits"], classes)
+            table["kd/logits"] = self.alpha * logit_distance(logits, batch.targets["der"], classes)
         return table
 
     def attributes(self, out: Taps, batch: Batch) -> dict[str, Tensor]:

@@ -30,12 +30,13 @@ from torch import Tensor
 
 from gracecl import controllers, registry
 from gracecl.controllers import Controller, Signals
+from gracecl.controllers.base import in_double
 from gracecl.controllers.feedback import Feedback
 from gracecl.controllers.paper import EntropyMode
 from gracecl.core import NO_TASK, Batch, Ints, LossTable, Progress, StreamBatch, Taps, is_loss
 from gracecl.errors import UserError
 from gracecl.memory import Memories
-from gracecl.methods.base import Boundaries, Method, Wrapper
+from gracecl.methods.base import Boundaries, Method, Wrapper, joined
 from gracecl.nets.class_means import class_means, nearest_mean
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods, spec
@@ -161,16 +162,15 @@ class Grace(Wrapper):
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         signals = self.signals(out, batch)
         controller = self.feedback.controller
-        alpha, gamma = controller(signals)
+        alpha, gamma = self.feedback.factors(signals)
         table = self.weighted(super().losses(out, batch), alpha)
+        own: LossTable = {}
         if self.entropy_mode != "none" and controller.beta != 0:
-            if "entropy" in table:
-                raise UserError(f"{self!r}: {self.inner!r} has an entropy row already; one grace is enough")
-            table["entropy"] = self.entropy_row(controller.term(signals, gamma), alpha)
-        table |= {f"log/{name}": value for name, value in self.feedback.described(signals, alpha, gamma).items()}
+            own["entropy"] = self.entropy_row(controller.term(signals, gamma), alpha)
+        own |= {f"log/{name}": value for name, value in self.feedback.described(signals, alpha, gamma).items()}
         if batch.progress.step % RATIO_EVERY == 0 and self.entropy_of == "head":
-            table["log/gradient_ratio"] = self.feedback.gradient_ratio(signals, alpha, gamma)
-        return table
+            own["log/gradient_ratio"] = self.feedback.gradient_ratio(signals, alpha, gamma)
+        return joined(self, "loss row", table, own)
 
     def entropy_row(self, term: Tensor, alpha: Tensor) -> Tensor:
         """The entropy's term of each layer that has one, with α if it acts here."""
@@ -251,19 +251,19 @@ class Grace(Wrapper):
     def task_values(self) -> dict[str, list[float]]:
         controller, accuracy = self.feedback.controller, self.feedback.accuracy
         values = {"A": accuracy, "s": controller.relative_accuracy(accuracy), "alpha": controller.weights(accuracy)}
-        return super().task_values() | {name: value.tolist() for name, value in values.items()}
+        return joined(self, "task value", super().task_values(), {name: value.tolist() for name, value in values.items()})
 
 
 def layer_accuracies(net: TappedNet, images: Tensor, labels: Ints, means: Tensor | None = None) -> Tensor:
     """[L]: share of images that each layer gets right, by its linear head over all outputs or by the nearest of its class means."""
     device = net.classifier.weight.device
-    right = torch.zeros(net.layers, device=device)
+    right = torch.zeros(net.layers, dtype=torch.int64, device=device)
     for rows, taps in net.sweep(images):
         scores = taps.logits
         if means is not None:  # the means of classes not met so far are 0
             scores = nearest_mean(taps.features, means).masked_fill((means == 0).all(dim=-1)[:, None], -torch.inf)
         right += (scores.argmax(dim=-1) == torch.from_numpy(labels[rows]).to(device)).sum(dim=-1)
-    return right / len(labels)
+    return in_double(right) / len(labels)
 
 
 def memory_means(net: TappedNet, memories: Memories, progress: Progress) -> Tensor:

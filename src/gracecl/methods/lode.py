@@ -52,14 +52,17 @@ class LODE(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if any(part.name == "grace" for part in parts(self.inner)):
+        inside = [part.name for part in parts(self.inner)]
+        if "grace" in inside:
             raise UserError(f"{self!r} would replace the cross-entropy that grace has weighted; write grace(lode(...)) instead")
+        if "lode" in inside:
+            raise UserError(f"{self!r} would replace the cross-entropy that {self.inner!r} has decoupled; use {self.inner!r} alone")
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         table = super().losses(out, batch)
-        if "ce/new" not in table:
+        if "ce/new" not in table or "new" not in batch.blocks:
             raise UserError(
-                f"{self!r}: {self.inner!r} has no loss row 'ce/new' to decouple (its rows: {', '.join(table)}); "
+                f"{self!r}: {self.inner!r} has no loss row 'ce/new' of a block of its own (its rows: {', '.join(table)}); "
                 "use a method with a block of new images, such as derpp() or er(reduction='sum_of_means')"
             )
         if batch.progress.task > 0 and len(batch.blocks["new"].memory) > 0:

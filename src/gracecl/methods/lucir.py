@@ -100,12 +100,12 @@ class LUCIR(Replay):
         self.held.remember()
 
     def targets(self, batch: Batch) -> dict[str, Tensor]:
-        return {"features": self.teacher(batch.x).features} if self.teacher else {}
+        return {"lucir": self.teacher(batch.x).features} if self.teacher else {}
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         table = {"ce/all": cross_entropy(out.logits, batch.y, batch.seen)}
-        if "features" in batch.targets:
-            table["kd/features"] = self.strength(batch.progress) * cosine_distance(out.features, batch.targets["features"])
+        if "lucir" in batch.targets:
+            table["kd/features"] = self.strength(batch.progress) * cosine_distance(out.features, batch.targets["lucir"])
             cosines, nearest = self.head.cosine(out.features), min(self.nearest, len(batch.progress.current))
             ranking = margin_ranking(cosines, batch.y, batch.current, nearest, self.margin, images=batch.old[batch.y])
             table["margin/old"] = self.margin_weight * ranking

@@ -29,7 +29,7 @@ from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Tap
 from gracecl.functional.losses import distillation
 from gracecl.functional.rand_augment import RandAugment
 from gracecl.memory import Memories
-from gracecl.methods.base import Method, Wrapper
+from gracecl.methods.base import Method, Wrapper, joined
 from gracecl.nets.tapped import BATCH_NORMS, TappedNet
 from gracecl.nets.teacher import frozen_copy
 from gracecl.registry import methods
@@ -79,12 +79,13 @@ class MKD(Wrapper):
         if self.harder:
             view = RandAugment(self.harder, self.magnitude)
             x = view(x, batch.rng("the teacher's view").random((len(batch), view.draws)), self.net.pixels)
-        return super().targets(batch) | {"teacher_logits": self.teacher(x).logits}
+        return joined(self, "target", super().targets(batch), {"mkd": self.teacher(x).logits})
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         rows = batch.supervised
-        towards = distillation(out.logits[:, rows], batch.targets["teacher_logits"][:, rows], self.temperature)
-        return super().losses(out, batch) | {"kd/teacher": self.strength * self.temperature**2 * self.layer_weight * towards}
+        towards = distillation(out.logits[:, rows], batch.targets["mkd"][:, rows], self.temperature)
+        own = {"kd/teacher": self.strength * self.temperature**2 * self.layer_weight * towards}
+        return joined(self, "loss row", super().losses(out, batch), own)
 
     def after_step(self, out: Taps, batch: Batch) -> None:
         super().after_step(out, batch)

@@ -4,7 +4,7 @@
         plan <- what the inner method would train on, drawn anew from memory
         with V views of each image:
             U <= V: keep V/U of the views
-            U >  V: keep one view, and of every block each (U/V)-th image
+            U >  V: keep one view, and of every block each (U/V)-th image; of n < U/V images of the stream, each n-th
         step on the inner method's losses of what is kept, at lr_factor times the learning rate
     memory <- as the inner method, once per batch
 
@@ -55,18 +55,19 @@ class MultiUpdate(Wrapper):
         if turn == 0:
             self.gathered: dict[str, Tensor] = {}
         plan = super().plan(new, memories, replace(planning, repeat=step))
-        kept = {block: self.part_of(rows, len(self.views(block, ())), turn) for block, rows in plan.items()}
+        images = max((len(rows.stream) for rows in plan.values()), default=0) or self.updates
+        kept = {block: self.part_of(rows, len(self.views(block, ())), turn, images) for block, rows in plan.items()}
         self.batch, self.stream_rows = len(new), next((rows.stream for rows in kept.values() if len(rows.stream)), new.labels[:0])
         return {block: rows for block, rows in kept.items() if len(rows)}
 
-    def part_of(self, rows: Selection, views: int, turn: int) -> Selection:
-        """What an update keeps of a block: its share of the views, and every n-th image, or all if there are fewer than updates."""
+    def part_of(self, rows: Selection, views: int, turn: int, images: int) -> Selection:
+        """Keep an update's share of a block's views and images; `images` of the stream make at most as many parts."""
         shown = tuple(range(views)) if rows.shown is None else rows.shown
         groups, parts = self.shares(len(shown))
-        mine = slice(turn // groups, None, parts)
-        stream, slots = (images[mine] if len(images) >= parts else images for images in (rows.stream, rows.slots))
+        parts, place = min(parts, images), turn // groups
+        mine = slice(place, None, parts) if place < parts else slice(0)
         kept = tuple(view for place, view in enumerate(shown) if there_and_back(place, groups) == turn % groups)
-        return replace(rows, stream=stream, slots=slots, shown=kept)
+        return replace(rows, stream=rows.stream[mine], slots=rows.slots[mine], shown=kept)
 
     def shares(self, views: int) -> tuple[int, int]:
         """Into how many groups the views are shared out, and into how many parts the images."""

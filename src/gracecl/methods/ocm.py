@@ -85,7 +85,7 @@ class OCM(RotationContrast):
         draws = batch.rng("the teacher's view").random((block.images, augment.draws(self.augmentation)))
         another = augment.apply(self.augmentation, batch.x[block.view(0)], draws, self.net.pixels)
         projected = self.teacher(batch.x[raw_turned(block)]).embedding
-        return {"teacher_projected": projected, "teacher_logits": self.teacher(another).logits}
+        return {"ocm/projected": projected, "ocm/logits": self.teacher(another).logits}
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         supervised, replayed = batch.rows("supervised"), "replay" in batch.blocks
@@ -93,13 +93,13 @@ class OCM(RotationContrast):
         table = {f"ce/{'replay' if replayed else 'new'}": cross_entropy(logits, batch.y[supervised]), **self.contrasts(out, batch)}
         if replayed:
             table["kd/projected"] = self.projections_kept(out, batch)
-            table["kd/logits"] = logit_distance(logits, batch.targets["teacher_logits"], self.teacher.classes)
+            table["kd/logits"] = logit_distance(logits, batch.targets["ocm/logits"], self.teacher.classes)
         return table
 
     def projections_kept(self, out: Taps, batch: Batch) -> Tensor:
         """L_pre, InfoNCE of the net's projections with the teacher's."""
         z = self.projected(out, batch)[:, raw_turned(batch.blocks["replay"])]
-        similarity = products(unit(z, INFO_NCE_EPSILON), unit(batch.targets["teacher_projected"], INFO_NCE_EPSILON))
+        similarity = products(unit(z, INFO_NCE_EPSILON), unit(batch.targets["ocm/projected"], INFO_NCE_EPSILON))
         return info_nce(info_nce_terms(similarity, self.temperature), pseudo_labels(self.labels_of("replay", batch), batch.classes))
 
     def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
