@@ -18,4 +18,4 @@ class ERSeen(ER):
 
 
 for method in ("er_seen", "grace(er_seen(n_recall=16))"):
-    print(gracecl.run(method, stream="split-digits(size=8, tasks=5)", net="mlp(width=32, depth=4)", memory=100))
+    print(gracecl.run(method, stream="split-digits(size=8, tasks=5)", net="mlp(width=32, depth=4)", memory=100, augment="none"))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,10 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import gracecl
+import warm
 from gracecl import Feedback, Learner, UserError, from_arrays, tap
 from gracecl.data import Data
-from gracecl.errors import Caution
+from gracecl.errors import Caution, Misfit
 from gracecl.registry import streams
 from gracecl.runs import watch
 from gracecl.streams import Stream
@@ -328,6 +331,96 @@ def test_wrong_arguments_of_feedback_are_a_sentence() -> None:
         with pytest.raises(UserError, match=sentence):
             call()
     assert torch.equal(feedback.observe_past(net, x.numpy(), [0, 1]), feedback.observe_past(net, x, [0, 1]))  # type: ignore[arg-type]
+
+
+# Defaults and declarations that do not fit the data.
+
+
+def misfits(call: Callable[[], Any]) -> list[str]:
+    """What a call cautions about."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", Misfit)
+        call()
+    return [str(caution.message) for caution in caught if issubclass(caution.category, Misfit)]
+
+
+OPEN = {name: value for name, value in TOY.items() if name != "augment"}
+
+
+def test_a_learner_of_tiny_images_names_the_default_augmentation_once() -> None:
+    [sentence] = misfits(lambda: Learner("er", **OPEN).fit(toy_stream()))
+    assert "images of 8 × 8 pixels are too small" in sentence
+    assert "give augment='none'" in sentence
+    for augment in ("none", "tau"):
+        assert misfits(lambda augment=augment: Learner("er", **OPEN, augment=augment)) == [], "the user decided"  # type: ignore[misc]
+    assert misfits(lambda: Learner("er", **OPEN | {"shape": (1, 16, 16)})) == []
+    assert misfits(lambda: Learner("slda", **OPEN)) == [], "it does not train"
+
+
+def test_a_saved_learner_does_not_caution_again(tmp_path: Path) -> None:
+    Learner("er", **TOY | {"augment": "tau"}).save(tmp_path / "learner")
+    assert misfits(lambda: Learner.load(tmp_path / "learner")) == []
+
+
+def test_a_run_on_tiny_images_names_the_default_augmentation() -> None:
+    [sentence] = misfits(lambda: gracecl.run("er", **SMALL))
+    assert "--augment none" in sentence
+    assert misfits(lambda: gracecl.run("er", **SMALL, augment="none")) == []
+
+
+def test_a_command_says_so_in_a_line(tmp_path: Path) -> None:
+    words = [
+        "run",
+        "er",
+        "sgd",
+        "--stream",
+        SMALL["stream"],
+        "--net",
+        "mlp(width=8)",
+        "--memory",
+        "5",
+        "--steps",
+        "2",
+        "--jobs",
+        "1",
+    ]
+    done = warm.python(["-c", "from gracecl.cli import main; main()", *words, "--out", "runs"], tmp_path, os.environ)
+    assert done.returncode == 0
+    assert done.stderr.count("gracecl: images of 8 × 8 pixels are too small for the crops") == 1
+
+
+def test_far_more_classes_than_come_are_named_once() -> None:
+    data = toy_data()
+    learner = Learner("er", **TOY | {"classes": 1000})
+
+    def learn(times: int) -> None:
+        for _ in range(times):
+            learner.learn(data.train_x[:4], data.train_y[:4])
+
+    learn(99)
+    assert misfits(lambda: learner.predict(data.test_x)) == [], "more may come"
+    learn(1)
+    [sentence] = misfits(lambda: learner.evaluate(data.test_x, data.test_y))
+    assert sentence.startswith("1,000 classes are declared and 1 were met in 100 steps")
+    assert "give classes= as many as will come" in sentence
+    assert misfits(lambda: learner.predict_proba(data.test_x)) == []
+
+
+def test_a_first_task_of_many_is_no_reason_to_caution() -> None:
+    data = toy_data()
+    learner = Learner("er", **TOY | {"classes": 120})
+    for _ in range(100):
+        learner.learn(data.train_x[::9], data.train_y[::9])
+    assert misfits(lambda: learner.predict(data.test_x)) == []
+
+
+def test_labels_that_leave_most_numbers_out_are_named() -> None:
+    [sentence] = misfits(lambda: from_arrays(X, Y * 300, X, Y * 300))
+    assert "the labels go up to 900, and 4 of these 901 classes have training images" in sentence
+    assert "np.unique(labels, return_inverse=True)[1]" in sentence
+    assert misfits(lambda: from_arrays(X, Y, X, Y)) == []
+    names = [str(number) for number in range(901)]
+    assert misfits(lambda: from_arrays(X, Y * 300, X, Y * 300, class_names=names)) == [], "the user named them all"
 
 
 # What Python shows of them.

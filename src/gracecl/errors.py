@@ -13,12 +13,21 @@ class Caution(UserWarning):
     """One sentence about what was asked for and will not do what its name says."""
 
 
+class Misfit(Caution):
+    """One sentence about a default or a declaration that costs accuracy on the data at hand."""
+
+
 def plain_cautions() -> None:
-    """Cautions are printed as sentences, without the place in the source where they arose."""
-    others = warnings.formatwarning
+    """Cautions are printed as sentences, each once, without the place in the source where they arose."""
+    others, said = warnings.formatwarning, set[str]()
 
     def plain(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-        return f"gracecl: {message}\n" if issubclass(category, Caution) else others(message, category, filename, lineno, line)
+        if not issubclass(category, Caution):
+            return others(message, category, filename, lineno, line)
+        sentence = f"gracecl: {message}\n"
+        again = sentence in said
+        said.add(sentence)
+        return "" if again else sentence
 
     warnings.formatwarning = plain
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,21 +18,23 @@ from torch import Tensor
 from gracecl import streams
 from gracecl.core import NO_SOURCES, Ints, StreamBatch
 from gracecl.data import Data
-from gracecl.data.arrays import as_array
+from gracecl.data.arrays import MANY_TIMES, as_array
 from gracecl.engine.evaluate import seen_scores
 from gracecl.engine.finite import check_losses
-from gracecl.errors import UserError
+from gracecl.errors import Misfit, UserError
 from gracecl.methods.base import Method
 from gracecl.registry import UnknownName, options
 from gracecl.registry.options import LearnerOptions
 from gracecl.runs import checkpoint
-from gracecl.runs.recipe import Recipe
+from gracecl.runs.recipe import Recipe, name_unfit_augmentation
 from gracecl.runs.recorder import FLUSH_EVERY, fetch
 from gracecl.runs.trainer import check_marks
 from gracecl.streams import Stream
 
 F = TypeVar("F", bound=Callable[..., Any])
 MOST_TASKS = 1_000_000
+ENOUGH_STEPS = 100
+"""after which the classes met are compared with those declared"""
 Images = Tensor | npt.NDArray[Any]
 Labels = Tensor | npt.NDArray[Any] | Sequence[int]
 
@@ -103,6 +106,9 @@ class Learner:
             raise UserError(f"mean and std need one number for each of the {shape[0]} channels")
         self.engine = self.recipe.build(shape, classes, self.mean, self.std)
         self.method, self.net = self.engine.method, self.engine.net
+        if "augment" not in more:
+            name_unfit_augmentation(self.recipe.augment, self.method, shape)
+        self._named_unmet = False
         self._task: str | int | None = None
         self._lock = threading.RLock()
 
@@ -245,7 +251,20 @@ class Learner:
         if rule is not None and not isinstance(rule, str):
             raise UserError(f"rule is a name such as 'linear_last', not {rule!r}")
         net, images = self.engine.ready_to_predict(), self._images(x)
+        self._name_unmet_classes()
         return [seen_scores(self.method, out, self.engine.progress, rule or self.method.rule) for _, out in net.sweep(images)]
+
+    def _name_unmet_classes(self) -> None:
+        """Says once that most of the declared classes never came: each takes part in the losses."""
+        met, steps = len(self.engine.progress.seen), self.engine.progress.step
+        if not self._named_unmet and steps >= ENOUGH_STEPS and self.classes > MANY_TIMES * met:
+            self._named_unmet = True
+            warnings.warn(
+                f"{self.classes:,} classes are declared and {met:,} were met in {steps:,} steps; every declared class takes part "
+                "in the losses and costs accuracy, so give classes= as many as will come",
+                Misfit,
+                stacklevel=4,
+            )
 
     def _number_of(self, task: Hashable, labels: Ints) -> int:
         """The running number of the batch's task."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -12,12 +13,16 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from gracecl.data.dataset import Data, Images, Labels, channel_statistics
-from gracecl.errors import UserError
+from gracecl.errors import Misfit, UserError
 
 Channels = Literal["first", "last"]
 
 MOST_CLASSES = 1_000_000
 """every number up to the largest label is a class, with a column in each head"""
+
+
+MANY_TIMES = 20
+"""classes without images, against those with, that are worth a word"""
 
 
 def from_arrays(
@@ -54,6 +59,14 @@ def from_arrays(
     count = int(max(train_labels.max(), test_labels.max())) + 1
     if class_names is not None and (isinstance(class_names, str) or not isinstance(class_names, Sequence | np.ndarray)):
         raise UserError(f"class_names is a list of names, one for each class, not a {type(class_names).__name__}")
+    shown = len(np.unique(train_labels))
+    if class_names is None and count > MANY_TIMES * shown:
+        warnings.warn(
+            f"the labels go up to {count - 1:,}, and {shown:,} of these {count:,} classes have training images; every class takes "
+            "part in the losses and costs accuracy, so number them from 0: np.unique(labels, return_inverse=True)[1]",
+            Misfit,
+            stacklevel=2,
+        )
     names = tuple(map(str, range(count) if class_names is None else class_names))
     if len(names) < count:
         raise UserError(f"class_names has {len(names)} names, but the labels go up to {count - 1}; give at least {count}")

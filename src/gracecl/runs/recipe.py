@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch._functorch import config as functorch
 
 from gracecl import nets, rng
 from gracecl.engine.engine import Engine
-from gracecl.errors import UserError
+from gracecl.errors import Misfit, UserError
 from gracecl.functional.augment import Pixels
 from gracecl.memory import Memories
 from gracecl.methods.base import Method
@@ -20,6 +21,10 @@ from gracecl.registry.options import Layout, LearnerOptions
 
 SAFE_CHANNELS, FEWER_CHANNELS, SMALL_IMAGE = 16, 8, 32
 """from which on channels-last is safe on every CPU; with AVX2; and with AVX-512 for images of at most so many pixels a side"""
+
+
+SMALLEST_CROPPED = 16
+"""pixels a side below which a random crop leaves too little of an image"""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,17 @@ class Recipe(LearnerOptions):
             augmentation=self.augment,
             optimizer=self.optimizer,
             precision=self.precision,
+        )
+
+
+def name_unfit_augmentation(augment: str, method: Method, shape: tuple[int, int, int]) -> None:
+    """Says that images are too small for the default augmentation, which a method that trains shows them in."""
+    if augment == LearnerOptions.augment and min(shape[1:]) < SMALLEST_CROPPED and method.trains != "never":
+        warnings.warn(
+            f"images of {shape[1]} × {shape[2]} pixels are too small for the crops of the default augmentation '{augment}', which "
+            "cost accuracy there; give augment='none' (--augment none)",
+            Misfit,
+            stacklevel=3,
         )
 
 

@@ -28,7 +28,7 @@ from gracecl.machine import check_threads, forget_peak, peak_memory
 from gracecl.registry import spec
 from gracecl.registry.options import WITHOUT_RESULT, Layout, RunOptions, run_name
 from gracecl.runs import checkpoint
-from gracecl.runs.recipe import Recipe, device_of, layout_of
+from gracecl.runs.recipe import Recipe, device_of, layout_of, name_unfit_augmentation
 from gracecl.runs.recorder import Recorder
 from gracecl.runs.trainer import Trainer
 from gracecl.runs.watch import Watch
@@ -160,6 +160,7 @@ def resume(folder: Path, data_root: str | Path | None = None, watch: Watch | Non
 def build(config: RunConfig, record: Path, data_root: str | Path | None = None, kept: Written | None = None) -> Trainer:
     """Everything a configuration names, put together and at its first step; of an earlier record it keeps what `Recorder` says."""
     engine, stream = learner_and_stream(config, data_root)
+    name_unfit_augmentation(config.augment, engine.method, stream.data.shape)
     return Trainer(engine, stream, Recorder(record, kept), config.eval_every)
 
 

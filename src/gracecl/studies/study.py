@@ -63,6 +63,7 @@ QUICK_SETTING: dict[str, list[Any]] = {
     "stream": ["split-digits(size=8, classes='0-3', tasks=2, batch=20)"],
     "net": ["mlp(width=32, depth=4)"],
     "memory": [20],
+    "augment": ["none"],
     "device": ["cpu"],
 }
 QUICK_METHODS = 2
