@@ -28,6 +28,7 @@ from gracecl.report.style import (
     plain,
     save,
     smoothed,
+    verbatim,
 )
 
 if TYPE_CHECKING:
@@ -250,24 +251,33 @@ def label_points(figure: Figure, axes: Axes, labelled: Sequence[tuple[float, flo
     """A label beside each point, at the first place around it that no point and no earlier label occupies."""
     from matplotlib.transforms import Bbox
 
-    figure.draw_without_rendering()
-    pixels = axes.transData.transform([(x, y) for x, y, _ in labelled])
-    scale = figure.dpi / 72
-    taken = [Bbox.from_bounds(x - 4 * scale, y - 4 * scale, 8 * scale, 8 * scale) for x, y in pixels]
-    places = [(x, y, side) for y in (0, 8, -8, 16, -16, 24, -24, 32, -32, 40, -40) for x, side in ((6, "left"), (-6, "right"))]
-    for (x, y, text), colour in zip(labelled, colours, strict=True):
-        for dx, dy, side in places:
-            label = axes.annotate(
-                text, (x, y), xytext=(dx, dy), textcoords="offset points", ha=side, va="center", fontsize=7.5, color=colour
-            )
-            box = label.get_window_extent()
-            if not any(box.overlaps(other) for other in taken) or (dx, dy, side) == places[-1]:
-                break
-            label.remove()
-        taken.append(box)
-        if dy:
-            line = {"arrowstyle": "-", "color": QUIET, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
-            axes.annotate("", (x, y), xytext=(dx, dy), textcoords="offset points", arrowprops=line)
+    with verbatim(figure):
+        figure.draw_without_rendering()
+        pixels = axes.transData.transform([(x, y) for x, y, _ in labelled])
+        scale = figure.dpi / 72
+        taken = [Bbox.from_bounds(x - 4 * scale, y - 4 * scale, 8 * scale, 8 * scale) for x, y in pixels]
+        places = [(x, y, side) for y in (0, 8, -8, 16, -16, 24, -24, 32, -32, 40, -40) for x, side in ((6, "left"), (-6, "right"))]
+        for (x, y, text), colour in zip(labelled, colours, strict=True):
+            for dx, dy, side in places:
+                label = axes.annotate(
+                    text,
+                    (x, y),
+                    xytext=(dx, dy),
+                    textcoords="offset points",
+                    ha=side,
+                    va="center",
+                    fontsize=7.5,
+                    color=colour,
+                    parse_math=False,
+                )
+                box = label.get_window_extent()
+                if not any(box.overlaps(other) for other in taken) or (dx, dy, side) == places[-1]:
+                    break
+                label.remove()
+            taken.append(box)
+            if dy:
+                line = {"arrowstyle": "-", "color": QUIET, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
+                axes.annotate("", (x, y), xytext=(dx, dy), textcoords="offset points", arrowprops=line)
 
 
 def differences(found: Sequence[Comparison], path: str | Path, title: str) -> bool:

@@ -87,6 +87,7 @@ SETTINGS: dict[str, Callable[[Any], bool]] = {
     "tasks": _or_nothing(_is_whole),
     "memory": _or_nothing(_is_whole),
     "parameters": _or_nothing(_is_whole),
+    "stream_hash": _or_nothing(_is_text),
 }
 """what those settings are that a report reads"""
 

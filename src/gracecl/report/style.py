@@ -6,7 +6,9 @@ is imported when the first figure is made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,6 +47,22 @@ def new_figure(height: float, width: float = WIDTH) -> Figure:
     return Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
 
 
+@contextlib.contextmanager
+def verbatim(figure: Figure) -> Iterator[None]:
+    """Show text as it is: a `$` in a name begins no formula, and a letter that the font lacks is a box without a warning."""
+    from matplotlib.text import Text
+
+    axes = [axis for one in figure.axes for axis in (one.xaxis, one.yaxis)]
+    ticks = [tick for axis in axes if axis.get_scale() == "log" for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())]
+    powers = {label for tick in ticks for label in (tick.label1, tick.label2)}  # 10³ is a formula
+    for text in figure.findobj(Text):
+        if isinstance(text, Text) and text not in powers:
+            text.set_parse_math(False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
+
+
 def save(figure: Figure, path: str | Path) -> None:
     """As PNG, PDF or SVG, by the name; no date, so that the same figure gives the same file."""
     kind = Path(path).suffix.removeprefix(".")
@@ -55,7 +73,7 @@ def save(figure: Figure, path: str | Path) -> None:
         "pdf.fonttype": 42,
         "svg.hashsalt": "gracecl",
     }  # whole fonts, which publishers ask for; names that do not vary
-    with replacing(Path(path)) as temporary, rc_context(for_papers):
+    with replacing(Path(path)) as temporary, rc_context(for_papers), verbatim(figure):
         figure.savefig(temporary, format=kind, metadata=dates)
 
 
@@ -105,7 +123,8 @@ def label_ends(figure: Figure, axes: Axes, ends: Sequence[End], *, size: float =
     Call it when everything else is drawn: the labels are placed in fractions of the axes' final height. A line that has
     no end (a value that is not finite) gets no label.
     """
-    figure.draw_without_rendering()
+    with verbatim(figure):
+        figure.draw_without_rendering()
     low, high = axes.get_ylim()
     ends = [end for end in ends if np.isfinite(end.value)]
     if not ends:
