@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import random
 import re
 import shlex
-import sqlite3
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from gracecl.runs.run import RunConfig
 from gracecl.runs.watch import Watch
 from gracecl.tuning import space as spaces
 from gracecl.tuning.space import Choice, Range
+from gracecl.tuning.trials import Trials
 from stopping import StopAfter
 
 if sys.version_info >= (3, 11):
@@ -41,15 +43,8 @@ def tune(out: Path, *words: str, method: str = "er", stream: str = STREAM) -> in
 
 def trials(out: Path) -> list[dict[str, Any]]:
     """Values and score of each finished trial, in their order."""
-    import optuna
-
-    storage = optuna.storages.RDBStorage(f"sqlite:///{out / 'trials.db'}")
-    [study] = optuna.get_all_study_summaries(storage)
-    loaded = optuna.load_study(study_name=study.study_name, storage=storage)
-    found = [trial.params | {"score": trial.value} for trial in loaded.trials if trial.state.name in ("COMPLETE", "PRUNED")]
-    storage.remove_session()
-    storage.engine.dispose()
-    return found
+    found = json.loads((out / "trials.json").read_text(encoding="utf-8"))["trials"]
+    return [trial["params"] | {"score": np.mean(trial["scores"]) if trial["scores"] else None} for trial in found]
 
 
 def read(out: Path) -> dict[str, Any]:
@@ -164,8 +159,8 @@ def test_later_tasks_and_test_images_change_nothing(dots: None, tmp_path: Path) 
 def test_a_search_that_is_stopped_finds_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Stopped in the middle of the second trial's run, and once more where the process is gone after it asked for the third."""
-    optuna = pytest.importorskip("optuna")
+    """Stopped in the middle of the second trial's run, and once more after it; then the file of trials is lost."""
+    pytest.importorskip("optuna")
     words = ["--trials", "3", "--sampler", "random"]
     assert tune(tmp_path / "whole", *words) == 0
     watches = iter([Watch(), StopAfter(3)])
@@ -175,13 +170,12 @@ def test_a_search_that_is_stopped_finds_the_same(
     assert "stopped in trial 2 of 3; continue with the same command" in capsys.readouterr().err
     assert read(tmp_path / "stopped")["provenance"]["trials"] == 1, "the best so far is there"
     assert tune(tmp_path / "stopped", *words[2:], "--trials", "2") == 0
-    storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'stopped' / 'trials.db'}")
-    optuna.load_study(study_name="gracecl", storage=storage).ask()
-    storage.remove_session()
-    storage.engine.dispose()
-    assert tune(tmp_path / "stopped", *words) == 0
-    assert trials(tmp_path / "stopped") == trials(tmp_path / "whole")
-    assert read(tmp_path / "stopped") == read(tmp_path / "whole")
+    for lost in (False, True):
+        if lost:
+            (tmp_path / "stopped" / "trials.json").unlink()
+        assert tune(tmp_path / "stopped", *words) == 0
+        assert trials(tmp_path / "stopped") == trials(tmp_path / "whole")
+        assert read(tmp_path / "stopped") == read(tmp_path / "whole")
 
 
 def test_every_combination_of_a_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,15 +223,41 @@ def test_without_optuna(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert not (tmp_path / "out").exists()
 
 
+def damages(whole: bytes) -> Iterator[bytes]:
+    """A file with a flipped bit, cut short, or another one altogether."""
+    chosen = random.Random(0)
+    for _ in range(30):
+        damaged = bytearray(whole)
+        damaged[chosen.randrange(len(whole))] ^= 1 << chosen.randrange(8)
+        yield bytes(damaged)
+    yield from (b"", b"{}", b"[]", b"null", whole[:-1], whole[: len(whole) // 2], whole + b" ", bytes(len(whole)))
+    yield b"SQLite format 3\0" + bytes(84)
+    yield b"[" * 100_000
+
+
+def test_a_damaged_file_of_trials_is_one_sentence(searched: Path, tmp_path: Path) -> None:
+    """Every value of it counts: another score would be another winner."""
+    whole, about = (searched / "trials.json").read_bytes(), read(searched)["provenance"]["command"]
+    space = spaces.parse(SPACE[1:], RunConfig(method="er()", device="cpu").canonical(), "er")
+    file = tmp_path / "trials.json"
+    file.write_bytes(whole)
+    assert Trials(file, about, True, space, "tpe").best is not None
+    for damaged in damages(whole):
+        file.write_bytes(damaged)
+        with pytest.raises(UserError, match=f"delete {file} to search anew, which reuses the runs that are finished") as told:
+            Trials(file, about, True, space, "tpe")
+        assert "\n" not in str(told.value)
+        assert file.read_bytes() == damaged
+
+
 def test_a_file_of_trials_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("optuna")
-    (tmp_path / "trials.db").write_text("not a data base, but long enough to be taken for one" * 20)
+    (tmp_path / "trials.json").write_text("not JSON")
     assert tune(tmp_path) == 2
     told = capsys.readouterr().err
-    assert "trials.db" in told
-    assert "delete it to search anew" in told
-    with pytest.raises(sqlite3.DatabaseError):
-        sqlite3.connect(tmp_path / "trials.db").execute("select 1 from studies")
+    assert "trials.json is damaged: it is not JSON; delete" in told
+    assert told.count("\n") == 1
+    assert (tmp_path / "trials.json").read_text() == "not JSON"
 
 
 # --- the space

@@ -32,7 +32,7 @@ from gracecl.tuning import trials
 from gracecl.tuning.space import Space, Values, shown, with_values
 from gracecl.tuning.trials import Sampler, Trial, Trials
 
-TRIALS, DEFAULTS = "trials.db", "defaults.toml"
+TRIALS, DEFAULTS = "trials.json", "defaults.toml"
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ def tune(
     data = data_of(search)
     make_folder(out)
     higher = HIGHER_IS_BETTER.get(search.metric, False)
-    with locked(out), trials.opened(out / TRIALS, search.command, higher, search.space, search.sampler) as found:
+    with locked(out):
+        found = Trials(out / TRIALS, search.command, higher, search.space, search.sampler)
         began, before = time.monotonic(), len(found)
         while len(found) < number:
             values = found.next()

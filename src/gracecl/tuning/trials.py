@@ -1,21 +1,21 @@
-"""The trials of a search: an Optuna study in a file, which outlives the process.
+"""The trials of a search, in a file with a digest that outlives the process.
 
 Which values a trial tries is a function of the trials that are finished before it, so that a search which was stopped goes on as if
-it had not been.
+it had not been: the file's trials are given to a new Optuna study.
 """
 
 from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from gracecl import rng
 from gracecl.errors import UserError
+from gracecl.files import read_sealed, sealed, write_sealed
 from gracecl.functional.statistics import Summary, summarise
 from gracecl.tuning.space import Choice, Name, Range, Space
 
@@ -39,18 +39,18 @@ class Trial:
 
 
 class Trials:
-    """Trials one after the other: `values = next()`, then `end(scores)`."""
+    """Trials one after the other: `values = next()`, then `end(scores)`, which writes them to the file."""
 
-    def __init__(self, optuna: Any, study: Any, space: Space, sampler: Sampler) -> None:
+    def __init__(self, file: Path, about: str, higher_is_better: bool, space: Space, sampler: Sampler) -> None:
+        """Continue the search in a file, which holds one: `about` says which."""
+        optuna = library()
         self.version = str(optuna.__version__)
-        self._optuna, self._study, self._space, self._sampler = optuna, study, space, sampler
-        self._states = optuna.trial.TrialState
+        self._optuna, self._file, self._about, self._space, self._sampler = optuna, file, about, space, sampler
+        self._study = optuna.create_study(direction="maximize" if higher_is_better else "minimize")
         self._in_hand: Any = None
-        # What a stopped process left is tried again, with the same values.
-        for _ in study.get_trials(states=(self._states.WAITING,)):
-            study.ask()
-        for trial in study.get_trials(states=(self._states.RUNNING,)):
-            study.tell(trial.number, state=self._states.FAIL)
+        self._over = _read(file, about)
+        for trial in self._over:
+            self._study.add_trial(self._as_optuna_has_it(**trial))
 
     def __len__(self) -> int:
         """Those that are over, with a score or without."""
@@ -58,16 +58,15 @@ class Trials:
 
     @property
     def scored(self) -> int:
-        return len(self._study.get_trials(states=(self._states.COMPLETE,)))
+        return sum(bool(trial["scores"]) for trial in self._over)
 
     @property
     def best(self) -> Trial | None:
         """The best so far; None before any has a score."""
         if not self.scored:
             return None
-        found = self._study.best_trial
-        place = [trial.number for trial in self._over].index(found.number) + 1
-        return Trial(place, self._values(found), found.user_attrs["scores"])
+        number = self._study.best_trial.number
+        return Trial(number + 1, self._values(self._over[number]["params"]), self._over[number]["scores"])
 
     def next(self) -> dict[Name, Any]:
         """The values to try now. The sampler is made anew, as what it draws may depend on finished trials alone."""
@@ -76,23 +75,33 @@ class Trials:
         self._study.sampler = samplers.TPESampler(seed=seed) if self._sampler == "tpe" else samplers.RandomSampler(seed=seed)
         if self._sampler == "grid":
             self._study.enqueue_trial(grid(self._space)[number])
-        self._in_hand = self._study.ask({".".join(name): self._distribution(values) for name, values in self._space.items()})
-        return self._values(self._in_hand)
+        self._in_hand = self._study.ask(self._distributions)
+        return self._values(self._in_hand.params)
 
     def end(self, scores: Sequence[float]) -> None:
         """What the values scored with each seed; nothing where they gave no score, which counts as the worst."""
+        self._over.append({"params": self._in_hand.params, "scores": list(scores)})
+        write_sealed(self._file, {"about": self._about, "trials": self._over})
         if scores:
-            self._in_hand.set_user_attr("scores", list(scores))
             self._study.tell(self._in_hand, summarise(scores).mean)
         else:
-            self._study.tell(self._in_hand, state=self._states.PRUNED)
+            self._study.tell(self._in_hand, state=self._optuna.trial.TrialState.PRUNED)
 
     @property
-    def _over(self) -> list[Any]:
-        return list(self._study.get_trials(deepcopy=False, states=(self._states.COMPLETE, self._states.PRUNED)))
+    def _distributions(self) -> dict[str, Any]:
+        return {".".join(name): self._distribution(values) for name, values in self._space.items()}
 
-    def _values(self, trial: Any) -> dict[Name, Any]:
-        return {name: _value(trial.params[".".join(name)], values) for name, values in self._space.items()}
+    def _as_optuna_has_it(self, params: dict[str, Any], scores: Sequence[float]) -> Any:
+        states = self._optuna.trial.TrialState
+        return self._optuna.trial.create_trial(
+            state=states.COMPLETE if scores else states.PRUNED,
+            value=summarise(scores).mean if scores else None,
+            params=params,
+            distributions=self._distributions,
+        )
+
+    def _values(self, params: dict[str, Any]) -> dict[Name, Any]:
+        return {name: _value(params[".".join(name)], values) for name, values in self._space.items()}
 
     def _distribution(self, values: Range | Choice) -> Any:
         kinds = self._optuna.distributions
@@ -101,29 +110,20 @@ class Trials:
         return (kinds.IntDistribution if values.whole else kinds.FloatDistribution)(values.low, values.high, log=values.log)
 
 
-@contextmanager
-def opened(file: Path, about: str, higher_is_better: bool, space: Space, sampler: Sampler) -> Iterator[Trials]:
-    """The trials in a file, which are those of one search: `about` says which."""
-    optuna = library()
+def _read(file: Path, about: str) -> list[dict[str, Any]]:
+    """The finished trials in a file, which is exactly what `write_sealed` wrote; none if there is no file."""
     try:
-        storage = optuna.storages.RDBStorage(f"sqlite:///{file}")
-        direction = "maximize" if higher_is_better else "minimize"
-        study = optuna.create_study(storage=storage, study_name="gracecl", direction=direction, load_if_exists=True)
-        known = study.user_attrs.get("about")
-    except Exception as error:  # noqa: BLE001 (whatever the data base raises)
-        reason = str(error).partition("\n")[0]
-        raise UserError(
-            f"cannot use {file} ({reason}); delete it to search anew, which reuses the runs that are finished"
-        ) from None
-    try:
-        if known is None:
-            study.set_user_attr("about", about)
-        elif known != about:
-            raise UserError(f"{file.parent} holds another search; choose another --out, or continue that one with: {known}")
-        yield Trials(optuna, study, space, sampler)
-    finally:
-        storage.remove_session()
-        storage.engine.dispose()
+        content = read_sealed(file)
+        if file.read_text(encoding="utf-8") != sealed(content) or content.keys() != {"about", "trials"}:
+            raise UserError(f"{file} is damaged: it is not what a search wrote")
+    except FileNotFoundError:
+        return []
+    except (UserError, UnicodeDecodeError, OSError) as error:
+        reason = str(error).removesuffix("; put the old value back")
+        raise UserError(f"{reason}; delete {file} to search anew, which reuses the runs that are finished") from None
+    if content["about"] != about:
+        raise UserError(f"{file.parent} holds another search; choose another --out, or continue that one with: {content['about']}")
+    return list(content["trials"])
 
 
 def library() -> Any:
