@@ -152,6 +152,19 @@ def test_an_imported_result_is_known_by_its_place(tmp_path: Path) -> None:
             report.read_run(second)
 
 
+@pytest.mark.parametrize("written", range(1, 5))
+def test_an_import_that_was_broken_off_leaves_the_other_runs_readable(written: int, out: Path, tmp_path: Path) -> None:
+    (tmp_path / "theirs.json").write_text(json.dumps({"method": "Theirs", "stream": "s", "seed": 0, "accuracy": [[50.0]]}))
+    assert gracecl("import", tmp_path / "theirs.json", "--out", out).code == 0
+    [half] = out.glob("*/*/imported/0")
+    whole = ("config.json", "metrics.jsonl", "timing.json", "accuracy.json", "summary.json")
+    for name in whole[written:]:
+        (half / name).unlink()
+    runs, damaged = report.read_runs(report.find_folders(out))
+    assert (len(runs), damaged) == (4 if written == 1 else 5, [])
+    assert ("Theirs" in [*load_runs(out)["method"]]) == (written > 1)
+
+
 def test_the_name_of_a_run_is_the_end_of_its_folder() -> None:
     config = RunConfig("er", seed=3, device="cpu").canonical()
     assert str(config.folder(Path())).endswith(run_name({"method": "er()", "seed": 3, "device": "cpu"}))
@@ -277,16 +290,19 @@ def test_older_snapshots_are_read_with_a_warning(out: Path, caplog: pytest.LogCa
     assert sum("is taken as it is" in record.message for record in caplog.records) == 3
 
 
-def test_all_files_of_a_run_have_the_mode_of_new_files(tmp_path: Path) -> None:
+def test_all_files_of_a_run_have_the_mode_of_new_files(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "new").touch()
+    files = [file for file in made.rglob("*") if file.is_file()]
+    assert {file.stat().st_mode for file in files} == {(tmp_path / "new").stat().st_mode}
+    assert {"checkpoint.safetensors", "0.safetensors", "config.json", "metrics.jsonl", "report.html"} <= {
+        file.name for file in files
+    }
     before = os.umask(0o027)
     try:
-        assert gracecl("run", "er", "--snapshots", *SMALL, "--out", tmp_path / "runs").code == 0
-        assert gracecl("export", tmp_path / "runs", tmp_path / "net.safetensors").code == 0
+        checkpoint.save(tmp_path / "state", {"weight": torch.ones(2)})
     finally:
         os.umask(before)
-    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.rglob("*") if file.is_file()}
-    assert set(modes.values()) == {0o640}, modes
-    assert {"checkpoint.safetensors", "0.safetensors", "net.safetensors", "config.json", "metrics.jsonl"} <= modes.keys()
+    assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o640
 
 
 # --- JSON and CSV -----------------------------------------------------------------------------------------------------------
