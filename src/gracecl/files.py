@@ -1,8 +1,13 @@
-"""Files that are either the old one or the new one, never half of one, and that say so when they are not what was written."""
+"""Files that are either the old one or the new one, never half of one, and that say so when they are not what was written.
+
+Everything that is written goes through here, to regular files alone: a link, a pipe or a device in a file's place is refused, and
+what it leads to stays as it is. Folders may be links.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import hashlib
 import json
@@ -15,7 +20,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from gracecl.errors import UserError
 
@@ -34,16 +39,72 @@ DEEPEST = 200
 TOO_DEEP = f"it has more than {DEEPEST} lists and objects within each other"
 
 
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def check_place(path: Path) -> None:
+    """Refuses to write where something else than a regular file is."""
+    if not path.name:
+        raise UserError(f"'{path}' names no file; give the name of the file to write")
+    with contextlib.suppress(FileNotFoundError):
+        if kind := KINDS.get(stat.S_IFMT(path.lstat().st_mode)):
+            raise UserError(f"cannot write {path}: it is {kind}, not a file; remove it, or choose another place")
+
+
+def open_own(path: Path, *, empty: bool = False) -> IO[bytes]:
+    """A regular file to append to, made if it is not there; it keeps what it holds unless it is to be `empty`."""
+    check_place(path)
+    # The flag refuses a link that was put there since.
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    if empty:
+        os.ftruncate(handle, 0)
+    return open(handle, "ab")
+
+
+def read_file(path: Path) -> bytes:
+    """What a regular file holds, or the one that a link leads to. A pipe, which might never end, is refused."""
+    with open_to_read(path) as file:
+        return file.read()
+
+
+def open_to_read(path: Path) -> IO[bytes]:
+    """As `read_file`, to read from."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe that nobody writes to would be waited for
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return open(handle, "rb")
+    os.close(handle)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise UserError(
+        f"cannot read {path}: it is {KINDS[stat.S_IFMT(mode)]}, not a file; write its content into a file and name that"
+    )
+
+
+def check_readable(path: Path) -> None:
+    """Refuses what `read_file` does, for libraries that open files by themselves."""
+    open_to_read(path).close()
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name beside `path` to write to; synced, it takes the place of `path` when the block ends without an error.
 
     The file gets the mode of any new file, whatever it is written by: safetensors makes its own for the owner alone.
     """
+    check_place(path)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     _sweep(path)
+    temporary.unlink(missing_ok=True)
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         yield temporary
         temporary.chmod(mode)
@@ -109,7 +170,7 @@ def without_nul(path: str | Path) -> Path:
 def read_note(path: Path) -> str:
     """The text of a small file that may not be there."""
     try:
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        text = read_file(path).decode("utf-8") if path.is_file() else ""
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
@@ -118,8 +179,12 @@ def read_note(path: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
     with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(data)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -170,7 +235,7 @@ def write_sealed(path: Path, values: dict[str, Any]) -> None:
 def read_sealed(path: Path) -> dict[str, Any]:
     """The values that `sealed` wrote; a file from before there were digests is taken as it is."""
     try:
-        values = parse_json(path.read_bytes())
+        values = parse_json(read_file(path))
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from None
     if not isinstance(values, dict):
@@ -218,7 +283,7 @@ def file_digests(path: Path) -> list[str]:
     """Those of a file, which is mapped and need not fit into memory."""
     if path.stat().st_size == 0:
         return []
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
+    with open_to_read(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
         return chunk_digests(data)
 
 
@@ -239,13 +304,13 @@ class Written(NamedTuple):
     @classmethod
     def to(cls, path: Path) -> Written:
         """All that a file holds; nothing if there is none."""
-        data = path.read_bytes() if path.is_file() else b""
+        data = read_file(path) if path.is_file() else b""
         return cls(len(data), str(Digest().add(data)))
 
     def missing(self, path: Path) -> str:
         """Why a file does not begin with this; empty if it does."""
         try:
-            with open(path, "rb") as file:
+            with open_to_read(path) as file:
                 data = file.read(self.bytes)
         except FileNotFoundError:
             return "it is not there" if self.bytes else ""
@@ -268,11 +333,12 @@ def noted_in(checkpoint: Path) -> dict[str, dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        check_readable(checkpoint)
         with safe_open(checkpoint, framework="np") as file:
             _, _, tree = (file.metadata() or {})[CHECKPOINT_FORMAT].partition(":")
         entries = dict(parse_json(tree)["dict"])
         return {name: dict(entries[name]["dict"]) for name in ("record", "config")}
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError):
+    except (SafetensorError, UserError, OSError, ValueError, KeyError, TypeError):
         return {}
 
 

@@ -18,6 +18,7 @@ from gracecl.data.extract import extract
 from gracecl.data.progress import progress
 from gracecl.data.source import Archive, Source
 from gracecl.errors import UserError
+from gracecl.files import check_place, open_own
 
 CHUNK = 1 << 18
 TIMEOUT = 60.0
@@ -66,6 +67,7 @@ def fetch(url: str, file: Path, sha256: str | None, *, show: bool = True) -> Non
     if file.is_file() and (sha256 is None or _digest(file) == sha256):
         return
     file.parent.mkdir(parents=True, exist_ok=True)
+    check_place(file)
     part = file.with_name(file.name + ".part")
     _download(url, part, show)
     if sha256 is not None and (actual := _digest(part)) != sha256:
@@ -136,7 +138,7 @@ def _attempt(url: str, part: Path, show: bool) -> bool:
         if total is not None and total > MOST_BYTES:
             raise _too_large(url, part)
         with (
-            part.open("ab" if continued else "wb") as file,
+            open_own(part, empty=not continued) as file,
             progress(part.stem, total, "bytes", done=have, show=show) as advance,
         ):
             while chunk := response.read(CHUNK):

@@ -29,7 +29,7 @@ from importlib import resources
 from typing import Any
 
 from gracecl.errors import UserError
-from gracecl.files import without_nul
+from gracecl.files import read_file, without_nul
 from gracecl.methods.base import Method, Wrapper
 from gracecl.registry import methods, nearest, normal, spec
 from gracecl.registry.spec import Call
@@ -164,7 +164,7 @@ def read(name: str) -> DefaultSet:
         text = (resources.files(__name__) / f"{name}.toml").read_text(encoding="utf-8")
     elif name.endswith(".toml"):
         try:
-            text = without_nul(name).read_text(encoding="utf-8")
+            text = read_file(without_nul(name)).decode("utf-8")
         except FileNotFoundError:
             raise UserError(f"--defaults {name}: there is no such file") from None
         except UnicodeDecodeError:

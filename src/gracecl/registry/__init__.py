@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gracecl.errors import UserError
+from gracecl.files import read_file
 
 T = TypeVar("T")
 
@@ -145,7 +146,7 @@ def _load_plugin(name: str) -> str:
             if name not in _plugins:
                 _plugins[name] = _digest(Path(getattr(module, "__file__", None) or ""))
             return name
-        if _sources.get(file) != (source := file.read_bytes()) or f"gracecl_plugin_{file.stem}" not in sys.modules:
+        if _sources.get(file) != (source := read_file(file)) or f"gracecl_plugin_{file.stem}" not in sys.modules:
             _execute(file)
             _sources[file] = source
             _plugins[str(file)] = _digest(file)

@@ -22,7 +22,18 @@ from pathlib import Path
 from typing import Any
 
 from gracecl.errors import UserError
-from gracecl.files import DIGESTS, as_name, finite, make_folder, parse_json, read_sealed, sync_folder, write_sealed, write_text
+from gracecl.files import (
+    DIGESTS,
+    as_name,
+    finite,
+    make_folder,
+    parse_json,
+    read_file,
+    read_sealed,
+    sync_folder,
+    write_sealed,
+    write_text,
+)
 from gracecl.registry.options import run_name
 from gracecl.report.runs import IMPORTED, RECORD, SETTINGS
 from gracecl.report.write import write_run_report
@@ -94,7 +105,7 @@ def read(file: Path) -> list[dict[str, Any]]:
     if not file.is_file():  # a pipe or a device might never end
         raise UserError(f"{file} is not a regular file; save the results in one")
     try:
-        content = parse_json(file.read_bytes())
+        content = parse_json(read_file(file))
     except ValueError as error:
         raise UserError(f"cannot read {file}: {error}; docs/reports.md shows what a result looks like") from None
     results = content if isinstance(content, list) else [content]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from gracecl.errors import UserError
-from gracecl.files import Written, parse_json, write_sealed, write_text
+from gracecl.files import Written, parse_json, read_file, write_bytes, write_sealed, write_text
 from gracecl.registry.options import run_name
 from gracecl.report.runs import RECORD, SUMMARY, find_begun, read_runs, read_summary
 
@@ -35,7 +34,7 @@ def keep_runs(source: Path, to: Path, every: int) -> tuple[list[Path], list[str]
         place.mkdir(parents=True, exist_ok=True)
         for name in WHOLE:
             if (folder / name).is_file():
-                shutil.copyfile(folder / name, place / name)
+                write_bytes(place / name, read_file(folder / name))
         write_text(place / RECORD, thinned(folder / RECORD, every))
         owner = {"run": run_name(run.config)}  # which an older summary does not name
         write_sealed(place / SUMMARY, result | owner | {"record": Written.to(place / RECORD)._asdict()})

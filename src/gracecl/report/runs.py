@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gracecl.errors import UserError
-from gracecl.files import Written, noted_in, parse_json, read_note, read_sealed
+from gracecl.files import Written, noted_in, parse_json, read_file, read_note, read_sealed
 from gracecl.functional.metrics import ANYTIME_METRICS, MATRIX_METRICS, Array, aaa, seen_rows
 from gracecl.registry.options import run_name
 
@@ -368,8 +368,8 @@ def taken_over(folder: Path) -> set[Path]:
     """Runs elsewhere that the page of a study in this folder is made of."""
     found = set()
     for file in folder.glob("*.json"):
-        with suppress(OSError, ValueError):
-            match parse_json(file.read_bytes()):
+        with suppress(OSError, ValueError, UserError):
+            match parse_json(read_file(file)):
                 case {"study": _, "taken_over": list(places)}:
                     found |= {Path(os.path.normpath(folder / place)) for place in places if isinstance(place, str)}
     return found

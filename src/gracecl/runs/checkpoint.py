@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gracecl.errors import UserError
-from gracecl.files import CHECKPOINT_FORMAT, Digest, chunk_digests, parse_json, replacing, without_nul
+from gracecl.files import CHECKPOINT_FORMAT, Digest, check_readable, chunk_digests, parse_json, replacing, without_nul
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +73,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    check_readable(path)
     with safe_open(path, framework="pt") as file:
         return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
 

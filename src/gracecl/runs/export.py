@@ -29,7 +29,7 @@ from gracecl.core import Taps
 from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import scores_by
 from gracecl.errors import UserError
-from gracecl.files import Written, parse_json
+from gracecl.files import Written, check_readable, parse_json
 from gracecl.functional.augment import Pixels
 from gracecl.methods.base import parts
 from gracecl.nets import TappedNet
@@ -163,6 +163,7 @@ def load_net(file: str | Path) -> TappedNet:
 
     A net whose heads or layers were changed by its method cannot be made anew; the program in the file computes it all the same.
     """
+    check_readable(Path(file))
     with safe_open(str(file), "pt") as saved:
         about = parse_json(saved.metadata()["gracecl"])
         names = [name for name in saved.keys() if name.startswith(OF_THE_NET)]  # noqa: SIM118

@@ -21,7 +21,7 @@ from gracecl.core import LossTable
 from gracecl.engine.engine import StepResult
 from gracecl.engine.finite import check_losses
 from gracecl.errors import UserError
-from gracecl.files import Digest, Written, make_folder, sync_folder
+from gracecl.files import Digest, Written, make_folder, open_own, open_to_read, sync_folder
 
 FLUSH_EVERY = 50
 
@@ -44,10 +44,10 @@ class Recorder:
         if kept is not None:
             kept.check(path)
         self.path = path
-        self._file = open(path, "ab")  # noqa: SIM115 (closed by close())
+        self._file = open_own(path)
         self._bytes, self._digest = 0, Digest()
         if kept is not None:
-            with open(path, "rb") as file:
+            with open_to_read(path) as file:
                 self._note(file.read(kept.bytes))
         self._rest_dropped = False
         self._pending: list[tuple[dict[str, Any], StepResult]] = []

@@ -22,7 +22,7 @@ from torch import nn
 from gracecl import __version__, registry, report, streams
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
-from gracecl.files import Written, as_name, make_folder, read_note, read_sealed, sealed, without_nul, write_text
+from gracecl.files import Written, as_name, make_folder, open_own, read_note, read_sealed, sealed, without_nul, write_text
 from gracecl.functional.augment import normalisation
 from gracecl.machine import check_threads, forget_peak, peak_memory
 from gracecl.registry import spec
@@ -403,7 +403,7 @@ def stop_requests() -> Iterator[list[int]]:
 def locked(folder: Path) -> Iterator[None]:
     """One process per folder. The lock goes with the process, however that ends."""
     try:
-        file = open(folder / ".lock", "w")  # noqa: SIM115 (closed below)
+        file = open_own(folder / ".lock")
     except OSError as error:
         raise UserError(f"cannot write into {folder} ({error}); choose another --out") from None
     with file:

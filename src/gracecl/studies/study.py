@@ -33,6 +33,7 @@ from typing import Any
 
 from gracecl import paper
 from gracecl.errors import UserError
+from gracecl.files import read_file
 from gracecl.registry import datasets, nearest, nets
 from gracecl.registry.options import ALIASES, RunOptions
 from gracecl.registry.spec import parse_call, parse_method, parse_numbers
@@ -233,7 +234,8 @@ class Source:
 
     def _read(self, path: Path | None) -> dict[str, Any]:
         try:
-            text = (path or resources.files(__package__) / f"{self.name}.toml").read_text(encoding="utf-8")
+            packaged = resources.files(__package__) / f"{self.name}.toml"
+            text = (read_file(path) if path else packaged.read_bytes()).decode("utf-8")
         except (FileNotFoundError, IsADirectoryError):
             raise UserError(f"there is no file {self.file}; name a study's TOML file, or one of: {', '.join(names())}") from None
         except UnicodeDecodeError:
