@@ -24,7 +24,6 @@ import torch
 from commands import gracecl, records
 from gracecl.cli.ending import conclude
 from gracecl.files import read_sealed, write_sealed
-from gracecl.registry import datasets, load_plugins, methods
 from gracecl.runs import jobs, watch
 from gracecl.runs.jobs import Ending, run_all, share
 from gracecl.runs.run import Interrupted, RunConfig, Work
@@ -91,19 +90,11 @@ OPTIONS = [word for name, value in SETTINGS.items() for word in (f"--{name.repla
 
 
 @pytest.fixture(scope="module")
-def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file with a method of the user's."""
     file = tmp_path_factory.mktemp("plugin") / "odd_methods.py"
     file.write_text(PLUGIN)
-    yield file
-    forget_plugin()
-
-
-def forget_plugin() -> None:
-    """As in a new process."""
-    sys.modules.pop("gracecl_plugin_odd_methods", None)
-    for registry, name in ((methods, "odd"), (datasets, "dots")):
-        registry._name_of.pop(registry.loaded.pop(name, None), None)
+    return file
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +208,6 @@ def test_killed_stopped_and_resumed_side_by_side_three_runs_end_as_one_after_the
     assert all(before < saved_step(folder) < STEPS for folder, before in reached.items())
 
     command = errors.splitlines()[-1].split("with: gracecl ")[1].split()
-    forget_plugin()
     torch.set_num_threads(2)
     try:
         said = gracecl(*command, "--jobs", "1")
@@ -246,7 +236,6 @@ def side_by_side(in_turn: Path, plugin: Path, tmp_path_factory: pytest.TempPathF
     """The three good runs and three that fail, two at a time."""
     out = tmp_path_factory.mktemp("side_by_side")
     kinds = [("none", 0), ("refuse", 0), ("die", 0), ("none", 1), ("crash", 0), ("none", 2), ("none", 0)]
-    load_plugins([str(plugin)])
     names = {kind: "odd" if kind == "none" else f"odd(trouble='{kind}')" for kind, _ in kinds}
     works = [Work.new(RunConfig(method=names[kind], seed=seed, **SETTINGS), out, plugins=(str(plugin),)) for kind, seed in kinds]
     err, table, verdict = io.StringIO(), io.StringIO(), io.StringIO()
@@ -347,7 +336,6 @@ def test_a_second_ctrl_c_ends_everything_at_once(plugin: Path, tmp_path: Path, m
         children.extend(child for child in children_of(os.getpid()) if child not in (*others, *children))
         os.kill(os.getpid(), signal.SIGINT)
 
-    load_plugins([str(plugin)])
     fingers = threading.Thread(target=press_twice)
     fingers.start()
     works = [Work.new(RunConfig(method="odd", seed=seed, **SETTINGS), tmp_path, plugins=(str(plugin),)) for seed in range(3)]
@@ -498,7 +486,6 @@ def test_a_run_remembers_its_plugins(plugin: Path, tmp_path: Path, monkeypatch: 
     mine = tmp_path / "odd_methods.py"
     mine.write_text(PLUGIN)
     monkeypatch.chdir(tmp_path)
-    forget_plugin()
     with monkeypatch.context() as patch:
         patch.setattr("gracecl.runs.watch.LiveWatch", lambda: StopAfter(5))
         said = gracecl("run", "odd", "--plugin", "odd_methods.py", *OPTIONS, "--out", tmp_path / "out")
@@ -506,7 +493,6 @@ def test_a_run_remembers_its_plugins(plugin: Path, tmp_path: Path, monkeypatch: 
     command = said.sentence.split("continue with: gracecl ")[1].split()
     monkeypatch.chdir("/")
 
-    forget_plugin()
     mine.rename(tmp_path / "moved.py")
     lost = gracecl(*command)
     assert lost.code == 2
@@ -522,11 +508,9 @@ def test_a_run_remembers_its_plugins(plugin: Path, tmp_path: Path, monkeypatch: 
 def test_a_plugin_from_another_place_replaces_the_one_that_was_noted(tmp_path: Path) -> None:
     mine = tmp_path / "odd_methods.py"
     mine.write_text(PLUGIN)
-    forget_plugin()
     work = Work.new(RunConfig(method="er", **SETTINGS), tmp_path / "out", plugins=(str(mine),))
     with pytest.raises(Interrupted):
         work.carry_out(StopAfter(5))
-    forget_plugin()
     moved = mine.rename(tmp_path / "moved.py")
     assert gracecl("resume", work.folder, "--plugin", moved).code == 0
     assert Work.begun(work.folder).plugins == (str(moved),)
@@ -593,7 +577,6 @@ def test_on_a_terminal_a_table_shows_what_runs_what_is_done_and_the_time_left(mo
 
 
 def test_a_carrier_takes_runs_on_and_tells_how_they_ended(plugin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    load_plugins([str(plugin)])
     works = [
         Work.new(RunConfig(method=name, **SETTINGS), tmp_path, plugins=(str(plugin),)) for name in ("odd(trouble='refuse')", "er")
     ]

@@ -330,14 +330,22 @@ class Written(NamedTuple):
 def noted_in(checkpoint: Path) -> dict[str, dict[str, Any]]:
     """What a run's checkpoint notes in its header: how far the `record` was written, and the run's `config`; empty where it cannot
     be read."""
+    entries = entries_of(checkpoint)
+    try:
+        return {name: dict(entries[name]["dict"]) for name in ("record", "config")}
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def entries_of(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint's header holds, by name and in its own form; empty where it cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     try:
         check_readable(checkpoint)
         with safe_open(checkpoint, framework="np") as file:
             _, _, tree = (file.metadata() or {})[CHECKPOINT_FORMAT].partition(":")
-        entries = dict(parse_json(tree)["dict"])
-        return {name: dict(entries[name]["dict"]) for name in ("record", "config")}
+        return dict(parse_json(tree)["dict"])
     except (SafetensorError, UserError, OSError, ValueError, KeyError, TypeError):
         return {}
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from gracecl.cli.values import with_plugins
 from gracecl.errors import UserError
-from gracecl.registry import load_plugins
 
 
+@with_plugins
 def list_names(
     kind: Literal["methods", "streams", "nets", "datasets", "controllers"],
     /,
@@ -23,7 +24,6 @@ def list_names(
         markdown: of methods, the table as the page docs/methods.md
         plugin: modules or files that register more
     """
-    load_plugins(plugin)
     from gracecl import registry
     from gracecl.registry import catalogue
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from gracecl.cli.ending import conclude, tell
 from gracecl.cli.values import Views, number_of
 from gracecl.errors import UserError
-from gracecl.registry import load_plugins
+from gracecl.registry.plugins import found as found_plugins
 
 
 def resume(folder: Path, /, data: Path | None = None, plugin: tuple[str, ...] = (), log: Views = (), jobs: str = "auto") -> int:
@@ -20,7 +20,7 @@ def resume(folder: Path, /, data: Path | None = None, plugin: tuple[str, ...] = 
         log: also show the runs in TensorBoard, Weights & Biases or MLflow; one that was shown there goes on in its place
         jobs: runs at once, each in a process of its own and with the threads it was begun with; auto is as many as fit the cores
     """
-    plugins = load_plugins(plugin)
+    plugins = found_plugins(plugin)
     from gracecl import report
     from gracecl.runs import logs
     from gracecl.runs.jobs import run_all

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gracecl.cli.ending import conclude
-from gracecl.cli.values import Views, number_of, seeds_of
+from gracecl.cli.values import Views, number_of, seeds_of, with_plugins
 from gracecl.errors import UserError
-from gracecl.registry import load_plugins
 from gracecl.registry.options import RunOptions, takes
 
 
@@ -19,6 +18,7 @@ from gracecl.registry.options import RunOptions, takes
     leave_out=("method", "seed"),
     open_ended=dict.fromkeys(("augment", "optimizer"), "the benchmark's for the method"),
 )
+@with_plugins
 def run(
     methods: tuple[str, ...],
     /,
@@ -52,7 +52,6 @@ def run(
         jobs: runs at once, each in a process of its own; auto is as many as there are cores, and one on a GPU
         threads: of each run (default: the cores, shared out); with equal threads a run has equal bits, whatever --jobs
     """
-    plugins = load_plugins(plugin)
     from gracecl.runs import logs
     from gracecl.runs.jobs import run_all
     from gracecl.runs.result import configuration
@@ -64,7 +63,7 @@ def run(
     settled = [configuration(method, defaults, epochs, **options) for method in methods]
     for line in dict.fromkeys(taken for _, taken in settled if taken):
         print(line, file=sys.stderr)
-    works = [Work.new(replace(config, seed=seed), out, data, plugins) for config, _ in settled for seed in numbers]
+    works = [Work.new(replace(config, seed=seed), out, data, plugin) for config, _ in settled for seed in numbers]
     with logs.logging(works, out, log):
         outcomes = run_all(works, number_of(jobs), threads)
     return conclude(out, outcomes)

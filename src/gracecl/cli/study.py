@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gracecl.cli.ending import tell, verdict
-from gracecl.cli.values import Views, number_of, seeds_of
+from gracecl.cli.values import Views, number_of, seeds_of, with_plugins
 from gracecl.errors import UserError
-from gracecl.registry import load_plugins
 
 if TYPE_CHECKING:
     from gracecl.runs.run import Work
@@ -20,6 +19,7 @@ NAMED = 8
 """runs that are not finished which --as-is names one by one"""
 
 
+@with_plugins
 def study(
     name: str,
     /,
@@ -62,7 +62,6 @@ def study(
         dry_run: start nothing; say what is left to do and, from 20 steps of each configuration, what it would take here
         as_is: start nothing; make the page of the runs that are finished
     """
-    plugins = load_plugins(plugin)
     from gracecl import report
     from gracecl.runs import logs
     from gracecl.runs.jobs import run_all
@@ -75,7 +74,7 @@ def study(
     found = read(name, scale, quick)
     planned = found.plan(methods, None if seeds is None else seeds_of(seeds))
     folder = out or Path("runs" if quick else "results") / found.name
-    works, taken = [Work.new(run.config, folder, data, plugins) for run in planned], dict[str, int]()
+    works, taken = [Work.new(run.config, folder, data, plugin) for run in planned], dict[str, int]()
     if not quick:  # which is there to make runs
         works, taken = reuse(works, folder)
     print(f"Study {found.name}, {len(works)} runs. {found.scale_sentence}")

@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from gracecl.cli.values import number_of, seeds_of
+from gracecl.cli.values import number_of, seeds_of, with_plugins
 from gracecl.errors import UserError
-from gracecl.registry import load_plugins
 from gracecl.registry.options import RunOptions, takes
 
 
@@ -17,6 +16,7 @@ from gracecl.registry.options import RunOptions, takes
     leave_out=("method", "seed", "snapshots"),
     open_ended=dict.fromkeys(("augment", "optimizer"), "the benchmark's for the method"),
 )
+@with_plugins
 def tune(
     method: str,
     /,
@@ -60,7 +60,6 @@ def tune(
         jobs: runs of a trial at once, each in a process of its own; auto is as many as there are cores, and one on a GPU
         threads: of each run (default: the cores, shared out)
     """
-    plugins = load_plugins(plugin)
     from gracecl.files import as_name
     from gracecl.report.compare import check_metric
     from gracecl.runs.result import configuration
@@ -77,7 +76,7 @@ def tune(
     config = config.canonical()
     found = spaces.parse(space, config, method)
     config, numbers = spaces.without(config, found), tuple(seeds_of(seeds))
-    wanted = search.Search(config, found, tasks, validation, numbers, metric, sampler, data, plugins)
+    wanted = search.Search(config, found, tasks, validation, numbers, metric, sampler, data, plugin)
     out = out or Path("runs/tune") / as_name(config.method)
     best = search.tune(wanted, out, trials, number_of(jobs), threads, say)
     print(f"best: {spaces.shown(best.values)}: {wanted.text(best.score)} in trial {best.place}")

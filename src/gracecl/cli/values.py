@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from gracecl.errors import UserError
+from gracecl.registry.plugins import in_use
 from gracecl.registry.spec import LONGEST_NUMBER, parse_numbers
 
+F = TypeVar("F", bound=Callable[..., Any])
 Views = tuple[Literal["tensorboard", "wandb", "mlflow"], ...]
 """what --log takes"""
+
+
+def with_plugins(verb: F) -> F:
+    """Decorator: the verb has the plugins that its option names in use, and receives names of them that hold in any folder."""
+
+    @functools.wraps(verb)
+    def within(*arguments: Any, plugin: tuple[str, ...] = (), **options: Any) -> Any:
+        with in_use(plugin) as code:
+            return verb(*arguments, plugin=code.names, **options)
+
+    return within  # type: ignore[return-value]
 
 
 def only_run(folder: Path) -> Path:

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gracecl.errors import UserError
-from gracecl.files import CHECKPOINT_FORMAT, Digest, check_readable, chunk_digests, parse_json, replacing, without_nul
+from gracecl.files import CHECKPOINT_FORMAT, Digest, check_readable, chunk_digests, entries_of, parse_json, replacing, without_nul
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,14 @@ def load(path: Path, remedy: str = "delete it to start this run anew") -> dict[s
         raise UserError(f"there is no checkpoint at {path}") from None
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"cannot read the checkpoint {path} ({error}); {remedy}") from None
+
+
+def peek(path: Path, name: str) -> Any:
+    """One entry, without tensors, of the state that `save` wrote; None where there is none. No digest is compared."""
+    try:
+        return _put_tensors(entries_of(path).get(name), dict[str, Tensor]().__getitem__)
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:

@@ -72,9 +72,10 @@ def export_run(folder: Path, file: Path, rule: str | None = None) -> str:
     state, ended_with = load_checkpoint(saved, work.config), read_run(folder).record
     if ended_with is not None and Written.of(state["record"]) != ended_with:
         raise UserError(f"{saved} is not the checkpoint that the run ended with; {PUT_BACK}")
-    engine, _ = learner_and_stream(work.in_its_layout(), work.data_root)
-    engine.load_state_dict(state["trainer"]["engine"])
-    return export(engine, file, rule, {"method": work.config.method, "net": work.config.net})
+    with work.own_code():
+        engine, _ = learner_and_stream(work.in_its_layout(), work.data_root)
+        engine.load_state_dict(state["trainer"]["engine"])
+        return export(engine, file, rule, {"method": work.config.method, "net": work.config.net})
 
 
 def export(engine: Engine, file: Path, rule: str | None, about: dict[str, Any]) -> str:

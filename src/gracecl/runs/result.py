@@ -17,8 +17,9 @@ from gracecl.errors import UserError
 from gracecl.functional.metrics import Array
 from gracecl.machine import check_threads
 from gracecl.methods.base import Method
-from gracecl.registry import load_plugins, nearest
+from gracecl.registry import nearest
 from gracecl.registry.options import RunOptions, by_name, takes
+from gracecl.registry.plugins import in_use
 from gracecl.registry.spec import with_option
 from gracecl.report.frames import evaluation_rows, frame, step_rows
 from gracecl.report.runs import measure
@@ -133,13 +134,13 @@ def run(
         check_threads(threads)
     if views and out is None:
         raise UserError(f"log={log!r} shows a run that is kept; give out=FOLDER too")
-    loaded = load_plugins(modules)
-    config, taken = configuration(method, defaults, epochs, **options)
+    with in_use(modules) as code:
+        config, taken = configuration(method, defaults, epochs, **options)
     if progress and taken:
         say(taken)
     with tempfile.TemporaryDirectory(prefix="gracecl-") if out is None else nullcontext(out) as place:
         root = Path(place).expanduser()
-        work = Work.new(config, root, data, loaded)
+        work = Work.new(config, root, data, code.names)
         try:
             with logs.logging([work], root, views):
                 folder = work.carry_out(LiveWatch() if progress else Watch(), threads)

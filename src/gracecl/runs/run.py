@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gracecl import __version__, registry, report, streams
+from gracecl import __version__, report, streams
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.files import Written, as_name, make_folder, open_own, read_note, read_sealed, sealed, without_nul, write_text
@@ -27,6 +27,8 @@ from gracecl.functional.augment import normalisation
 from gracecl.machine import check_threads, forget_peak, peak_memory
 from gracecl.registry import spec
 from gracecl.registry.options import WITHOUT_RESULT, Layout, RunOptions, run_name
+from gracecl.registry.plugins import Code, Files, changed, digest_of, in_use
+from gracecl.report.runs import CHECKPOINT
 from gracecl.runs import checkpoint
 from gracecl.runs.recipe import Recipe, device_of, layout_of, name_unfit_augmentation
 from gracecl.runs.recorder import Recorder
@@ -37,6 +39,8 @@ from gracecl.streams import Stream
 SECONDS_BETWEEN_CHECKPOINTS = 120.0
 ALWAYS_WRITTEN = ("method", "net", "memory", "seed", "stream")
 """fields that every config.json has; an older one may lack others, which then have their defaults"""
+LATE_FILES = "plugin_files"
+"""the entry of a checkpoint with the files that plugins loaded and their digest does not cover"""
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,11 @@ class Work:
     @classmethod
     def new(cls, config: RunConfig, out: Path, data_root: str | Path | None = None, plugins: tuple[str, ...] = ()) -> Work:
         """A configuration in its place below `out`, where an earlier attempt may have begun it."""
-        config = replace(config.canonical(), plugin_code=registry.plugin_digest(plugins))
-        return cls(config, config.folder(without_nul(out)), data_root, plugins)
+        with in_use(plugins) as code:
+            config = replace(config.canonical(), plugin_code=code.digest)
+        work = cls(config, config.folder(without_nul(out)), data_root, code.names)
+        work.check_code()
+        return work
 
     @classmethod
     def begun(cls, folder: Path, data_root: str | Path | None = None, plugins: tuple[str, ...] = ()) -> Work:
@@ -125,22 +132,39 @@ class Work:
         with locked(self.folder):
             if not self.finished:
                 try:
-                    _train(replace(self, plugins=self._load_plugins()), watch or Watch(), threads)
+                    with self.own_code() as code:
+                        _train(replace(self, plugins=code.names), code, watch or Watch(), threads)
                 except SystemExit as end:  # of a plugin; it would pass for a run that came to its end
                     raise UserError(
                         f"the run's own code asked to end the program (SystemExit: {end.code}); what was saved before is intact"
                     ) from None
         return self.folder
 
-    def _load_plugins(self) -> tuple[str, ...]:
-        """The run's own code, loaded, if it is still the code that it began with."""
-        plugins, noted = registry.load_plugins(self.plugins), self.config.plugin_code
-        if noted is not None and noted != registry.plugin_digest(plugins):
+    @contextmanager
+    def own_code(self) -> Iterator[Code]:
+        """The run's plugins in use, and no others, if they still are the code that it began with."""
+        self.check_code()
+        with in_use(self.plugins) as code:
+            yield code
+
+    def check_code(self) -> None:
+        """Refuses plugins that are not what they were when the run began; none of them is executed for it."""
+        began_with, named = self.config.plugin_code, ", ".join(self.plugins)
+        if named and began_with is None:
             raise UserError(
-                f"{', '.join(plugins) or 'the plugin'} is not what it was when the run in {self.folder} began; "
-                "start a new run with 'gracecl run', or put the file back"
+                f"the run in {self.folder} began without plugins, and {named} would be executed in it; "
+                f"delete {self.folder / 'plugins'} if there is one, and leave --plugin out"
             )
-        return plugins
+        if began_with and not named:
+            raise UserError(
+                f"the run in {self.folder} began with plugins, and nothing says where they are; name them with --plugin"
+            )
+        another = changed(self.plugins, _late_files(self.folder)) if digest_of(self.plugins) == began_with else named
+        if another:
+            raise UserError(
+                f"{another} is not what it was when the run in {self.folder} began; "
+                "put the file back, or start a new run with 'gracecl run' in another --out"
+            )
 
 
 class Interrupted(KeyboardInterrupt):
@@ -180,11 +204,11 @@ def learner_and_stream(config: RunConfig, data_root: str | Path | None = None) -
     return engine, stream
 
 
-def _train(work: Work, watch: Watch, threads: int | None) -> None:
+def _train(work: Work, code: Code, watch: Watch, threads: int | None) -> None:
     config, folder = work.config, work.folder
     for left in (*folder.rglob("*.part"), *folder.glob(".tmp*")):  # of a process that was killed while it wrote
         left.unlink()
-    saved = folder / "checkpoint.safetensors"
+    saved = folder / CHECKPOINT
     state = load_checkpoint(saved, config) if saved.exists() else None
     begun = replace(config, layout=state["layout"]) if state else work.in_its_layout()
     forget_peak()
@@ -196,7 +220,7 @@ def _train(work: Work, watch: Watch, threads: int | None) -> None:
         if state is not None:
             _restore(trainer, state, saved)
         _write_config(work, trainer)
-        _finish(trainer, config, saved, watch)
+        _finish(trainer, config, code, saved, watch)
         record = trainer.recorder.sync()
         _note_peak(trainer)
     timing = vars(trainer.timing) | {"steps": len(trainer.stream), "run": run_name(asdict(config))}
@@ -252,7 +276,15 @@ def _compare(config: RunConfig, saved_with: dict[str, Any], saved: Path) -> None
             )
 
 
-def _finish(trainer: Trainer, config: RunConfig, saved: Path, watch: Watch) -> None:
+def _late_files(folder: Path) -> Files:
+    """What the run in a folder had loaded from its plugins' folders, beyond what their digest covers, when it last saved."""
+    match checkpoint.peek(folder / CHECKPOINT, LATE_FILES):
+        case [*files] if all(isinstance(known, dict) for known in files):
+            return files
+    return []
+
+
+def _finish(trainer: Trainer, config: RunConfig, code: Code, saved: Path, watch: Watch) -> None:
     """Steps to the end of the stream, saving now and then, and when somebody asks to stop."""
     constant = {
         "config": {name: value for name, value in asdict(config).items() if name not in WITHOUT_RESULT},
@@ -260,11 +292,14 @@ def _finish(trainer: Trainer, config: RunConfig, saved: Path, watch: Watch) -> N
         "threads": torch.get_num_threads(),
         "layout": layout_of(trainer.engine.net),
     }
+    loaded_before = _late_files(saved.parent)
 
     def save() -> None:
         _note_peak(trainer)
         record = trainer.recorder.sync()._asdict()
-        checkpoint.save(saved, {"trainer": trainer.state_dict(), "record": record, **constant})
+        late = code.late_files(loaded_before)
+        extra = {LATE_FILES: late} if late else {}
+        checkpoint.save(saved, {"trainer": trainer.state_dict(), "record": record, **constant, **extra})
 
     def keep(ended: int) -> None:
         if config.snapshots:

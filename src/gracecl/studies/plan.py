@@ -18,7 +18,7 @@ import torch
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.machine import memory, peak_memory
-from gracecl.registry import load_plugins
+from gracecl.registry.plugins import in_use
 from gracecl.runs.run import RunConfig, Work, learner_and_stream, with_threads
 
 CHILD = (
@@ -94,8 +94,7 @@ def serve() -> None:
     """What that process does."""
     order = json.loads(sys.stdin.read())
     try:
-        load_plugins(order["plugins"])
-        with with_threads(order["threads"]):
+        with in_use(order["plugins"]), with_threads(order["threads"]):
             found = asdict(probe(RunConfig(**order["config"]), order["data_root"]))
     except UserError as error:
         found = {"refused": str(error)}

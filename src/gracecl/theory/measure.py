@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-from gracecl import registry, report, rng
+from gracecl import report, rng
 from gracecl.core import Ints
 from gracecl.data.progress import Advance, progress
 from gracecl.errors import UserError
@@ -207,7 +207,12 @@ class Images:
 def measure(folder: Path, settings: Settings, data_root: Path | None = None) -> Theory:
     """Both theorems for the run in a folder."""
     work = Work.begun(folder, data_root)
-    registry.load_plugins(work.plugins)
+    with work.own_code():
+        return _measure(work, settings)
+
+
+def _measure(work: Work, settings: Settings) -> Theory:
+    folder = work.folder
     if not work.finished:
         raise UserError(f"the run in {folder} is not finished; finish it with: gracecl resume {folder}")
     # The net is evaluated in full precision and differentiated twice, which compiled code does not allow.
