@@ -25,7 +25,7 @@ from gracecl.errors import Caution, Misfit
 from gracecl.registry import streams
 from gracecl.runs import watch
 from gracecl.streams import Stream
-from gracecl.testing import check_stream, toy_data, toy_stream
+from gracecl.testing import check_backbone, check_memory, check_method, check_stream, toy_data, toy_stream
 
 X = np.random.default_rng(0).integers(0, 256, (8, 6, 6, 3), dtype=np.uint8)
 Y = np.arange(8) % 4
@@ -266,8 +266,8 @@ WRONG_RUNS: dict[str, tuple[dict[str, Any], str]] = {
     "log=[print]": ({"log": [print]}, "log is one of"),
     "plugins=3": ({"plugins": 3}, "plugins is a list of modules or files, not a int"),
     "one plugin": ({"plugins": "no_such_plugin.py"}, "no_such_plugin.py"),
-    "out=3": ({"out": 3}, "out is a folder, not a int"),
-    "data=3": ({"data": 3}, "data is a folder, not a int"),
+    "out=3": ({"out": 3}, "out is a path, not a int"),
+    "data=3": ({"data": 3}, "data is a path, not a int"),
     "defaults=3": ({"defaults": 3}, "defaults is the name of a set of values or a file, not a int"),
     "threads=0": ({"threads": 0}, "threads must be between 1 and"),
     "threads=1.5": ({"threads": 1.5}, "threads is a whole number, not 1.5"),
@@ -437,10 +437,48 @@ def test_a_repr_is_a_line() -> None:
         "Stream(digits: no task marks, 10 classes"
     )
     assert repr(stream.data) == "Data(digits: 10 classes, 1438 training and 359 test images of 1 × 8 × 8)"
+    batch = toy_stream().batch(0)
+    assert repr(batch) == f"StreamBatch(3 images of 1 × 8 × 8, classes {sorted(set(batch.labels.tolist()))}, task 0)"
     learner = Learner("er", **TOY).fit(toy_stream())
     memories = learner.engine.memories
     assert repr(memories) == "Memories(replay: 12 of 12 images)"
     assert repr(memories.replay) == "Memory(12 of 12 images, 54 were offered)"
+
+
+def test_what_a_result_holds_is_a_line() -> None:
+    record = gracecl.run("er", **SMALL).record
+    assert re.fullmatch(r"Run\(er\(\) on split-digits\(.*\), seed 0: 2 steps and 1 evaluations in /.*\)", repr(record))
+
+
+def test_a_stream_can_be_gone_through() -> None:
+    stream = toy_stream()
+    batches = list(stream)
+    assert len(batches) == len(stream)
+    assert np.array_equal(np.concatenate([batch.labels for batch in batches]), stream.data.train_y[stream.order])
+    assert stream != toy_stream()
+    assert stream in {stream}
+    for step in (-1, len(stream), "first", 1.5):
+        with pytest.raises(UserError, match=f"the stream has the batches 0 to {len(stream) - 1}, not {step!r}"):
+            stream.batch(step)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="cannot be cut after 'a' steps"):
+        stream.cut("a")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: gracecl.load_runs(3), "folder is a path, not a int"),  # type: ignore[arg-type]
+        (lambda: gracecl.Result.read(None), "folder is a path, not a NoneType"),  # type: ignore[arg-type]
+        (lambda: gracecl.stream("split-digits", data=3), "data is a path, not a int"),  # type: ignore[arg-type]
+        (lambda: check_method(None), "check_method takes an expression such as"),  # type: ignore[arg-type]
+        (lambda: check_memory("reservoir"), "check_memory takes a function"),  # type: ignore[arg-type]
+        (lambda: check_backbone("mlp"), "check_backbone takes a function"),  # type: ignore[arg-type]
+    ],
+    ids=["load_runs", "Result.read", "data", "check_method", "check_memory", "check_backbone"],
+)
+def test_other_wrong_arguments_are_a_sentence(call: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        call()
 
 
 def test_a_long_value_is_told_of_by_its_type(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ class Progress:
         return every > 0 and (self.task == NO_TASK or not self.marked) and (self.step + 1) % every == 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StreamBatch:
     """One batch of the stream: raw images on the device, everything else on the host."""
 
@@ -145,6 +145,11 @@ class StreamBatch:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __repr__(self) -> str:
+        size, classes = " × ".join(map(str, self.x.shape[1:])), np.unique(self.labels).tolist()
+        task = "" if self.task == NO_TASK else f", task {self.task}"
+        return f"StreamBatch({len(self)} images of {size}, classes {classes}{task})"
 
     def select(self, positions: Ints) -> StreamBatch:
         """Some of the images, as a batch of their own."""

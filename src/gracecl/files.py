@@ -160,6 +160,13 @@ def as_name(expression: str) -> str:
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME // 2].rstrip("-")
 
 
+def as_path(given: Any, what: str) -> Path:
+    """The path that a caller gave."""
+    if not isinstance(given, str | os.PathLike):
+        raise UserError(f"{what} is a path, not a {type(given).__name__}")
+    return without_nul(Path(given))
+
+
 def without_nul(path: str | Path) -> Path:
     """A path that a system can have."""
     if "\0" in str(path):

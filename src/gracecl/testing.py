@@ -273,6 +273,8 @@ METHOD_LAWS: dict[str, Callable[[str], None]] = {
 
 def check_method(method: str) -> None:
     """All laws of methods, for the method alone and, unless it makes no steps, inside `grace(...)`."""
+    if not isinstance(method, str):
+        raise UserError(f"check_method takes an expression such as 'er()', not a {type(method).__name__}")
     for expression in (method, f"grace({method})") if parse_method(method).trains != "never" else (method,):
         for law in METHOD_LAWS.values():
             law(expression)
@@ -305,6 +307,8 @@ def check_stream(stream: Stream | str) -> None:
 
 def check_memory(make: Callable[[int, tuple[int, int, int]], Memory]) -> None:
     """Never above capacity, labels belong to their images, draws are distinct, a restored memory goes on the same."""
+    if not callable(make):
+        raise UserError(f"check_memory takes a function (capacity, shape) that makes a memory, not a {type(make).__name__}")
     data = toy_data()
     memory = make(10, TOY_SHAPE)
     for step in range(0, len(data.train_y), 3):
@@ -331,6 +335,8 @@ def check_memory(make: Callable[[int, tuple[int, int, int]], Memory]) -> None:
 
 def check_backbone(make: Callable[[tuple[int, int, int], int], Backbone], taps: int = 4) -> None:
     """Features are `[L, B, D]` and finite, gradients reach every parameter, the deepest tap depends on the most of them."""
+    if not callable(make):
+        raise UserError(f"check_backbone takes a function (shape, taps) that makes a backbone, not a {type(make).__name__}")
     for shape in ((3, 32, 32), (1, 28, 28), (3, 15, 15)):
         net = TappedNet(make(shape, taps), 5, Pixels((0.5,) * shape[0], (0.25,) * shape[0]))
         out: Taps = net(torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)))

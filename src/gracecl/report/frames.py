@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gracecl.errors import UserError
-from gracecl.files import as_cell, replacing
+from gracecl.files import as_cell, as_path, replacing
 from gracecl.report.groups import cost_of
 from gracecl.report.runs import Run, find_runs, measure
 
@@ -22,7 +22,7 @@ def load_runs(folder: str | Path, what: What = "runs", rule: str | None = None) 
     `runs` has a row for each run: its configuration, whether it is finished, its metrics under its own inference rule or another,
     and its seconds. `evaluations` has a row for each evaluation, rule and task; `steps` one for each step, recorded term and layer.
     """
-    return frame(table(find_runs(folder), what, rule))
+    return frame(table(find_runs(as_path(folder, "folder")), what, rule))
 
 
 def table(runs: Sequence[Run], what: What = "runs", rule: str | None = None) -> Rows:

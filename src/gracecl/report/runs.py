@@ -92,7 +92,7 @@ SETTINGS: dict[str, Callable[[Any], bool]] = {
 """what those settings are that a report reads"""
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """What one run left behind: its settings, and its records in the order of steps."""
 
@@ -106,6 +106,9 @@ class Run:
     """modules and files that register what the run uses, as it noted them"""
     record: Written | None = None
     """what a finished run recorded"""
+
+    def __repr__(self) -> str:
+        return f"Run({self.title}: {len(self.steps)} steps and {len(self.evals)} evaluations in {self.path})"
 
     @property
     def rule(self) -> str:

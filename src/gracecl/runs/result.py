@@ -14,6 +14,7 @@ from typing import Any, Literal
 from gracecl import defaults as published
 from gracecl import report
 from gracecl.errors import UserError
+from gracecl.files import as_path
 from gracecl.functional.metrics import Array
 from gracecl.machine import check_threads
 from gracecl.methods.base import Method
@@ -44,7 +45,7 @@ class Result:
     @classmethod
     def read(cls, folder: str | Path) -> Result:
         """Of a run's folder."""
-        record = report.read_run(folder)
+        record = report.read_run(as_path(folder, "folder"))
         return cls(Work.begun(record.path).config, record, record.path, record.rule)
 
     def under(self, rule: str) -> Result:
@@ -124,8 +125,8 @@ def run(
     views = _words(log, "log", 'one of "tensorboard", "wandb", "mlflow" or a list of them')
     modules = _words(plugins, "plugins", "a list of modules or files")
     for name, place in {"out": out, "data": data}.items():
-        if place is not None and not isinstance(place, str | Path):
-            raise UserError(f"{name} is a folder, not a {type(place).__name__}")
+        if place is not None:
+            as_path(place, name)
     if not isinstance(defaults, str):
         raise UserError(f"defaults is the name of a set of values or a file, not a {type(defaults).__name__}")
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from gracecl import data as datasets
 from gracecl.core import NO_TASK, Ints, StreamBatch
 from gracecl.data import Data
 from gracecl.errors import UserError
+from gracecl.files import as_path
 from gracecl.registry import nearest, normal, spec, streams
 from gracecl.registry.spec import AtLeast
 
@@ -27,7 +28,7 @@ ALIASES = {"seq": "split"}
 """what other libraries call a family"""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Stream:
     """An order over the training images, cut into batches, with marks where tasks end and where to evaluate."""
 
@@ -62,7 +63,12 @@ class Stream:
     def tasks(self) -> int:
         return int(max(self.test_task.max(), self.task_of_step.max())) + 1
 
+    def __iter__(self) -> Iterator[StreamBatch]:
+        return map(self.batch, range(len(self)))
+
     def batch(self, step: int) -> StreamBatch:
+        if not isinstance(step, int | np.integer) or not 0 <= step < len(self):
+            raise UserError(f"the stream has the batches 0 to {len(self) - 1}, not {step!r}")
         positions = np.arange(self.ends[step - 1] if step else 0, self.ends[step])
         index = self.order[positions]
         images = self.data.train_x
@@ -85,8 +91,8 @@ class Stream:
 
     def cut(self, steps: int) -> Stream:
         """The first steps alone, as if the stream ended there."""
-        if steps < 1:
-            raise UserError(f"a stream cannot be cut after {steps} steps; keep at least 1")
+        if not isinstance(steps, int | np.integer) or steps < 1:
+            raise UserError(f"a stream cannot be cut after {steps!r} steps; keep at least 1")
         if steps >= len(self):
             return self
         marks = np.unique(np.append(self.marks[self.marks < steps], steps - 1))
@@ -145,8 +151,8 @@ def stream(
     """
     seed = int(seed) if isinstance(seed, np.integer) else seed
     spec.check_options(stream, "stream", {"seed": seed})
-    if data is not None and not isinstance(data, str | Path):
-        raise UserError(f"data is the folder of the data sets, not a {type(data).__name__}")
+    if data is not None:
+        as_path(data, "data")
     if isinstance(source, Data):
         split: Stream = spec.construct(streams, spec.Call("split", (), options), source, seed)
         return split
