@@ -49,6 +49,10 @@ def test_methods_are_compared_on_the_seeds_they_share(root: Path, tmp_path: Path
     assert found["difference"]["p"] == pytest.approx(test.pvalue)
     corrected = sorted(line["corrected"] / line["difference"]["p"] for line in lines.values())
     assert corrected[1] == pytest.approx(2.0) or lines["mose()"]["corrected"] == lines["grace(mose())"]["corrected"]
+    first, second = sorted(lines.values(), key=lambda line: line["difference"]["wilcoxon"])
+    assert first["corrected_wilcoxon"] == pytest.approx(min(1.0, 2 * first["difference"]["wilcoxon"]))
+    assert second["corrected_wilcoxon"] == max(first["corrected_wilcoxon"], second["difference"]["wilcoxon"])
+    assert first["corrected_wilcoxon"] > first["difference"]["wilcoxon"]
     text = (tmp_path / "compare.md").read_text(encoding="utf-8")
     assert f"- {found['sentence']}" in text
     assert (tmp_path / "compare.png").read_bytes().startswith(PNG)
@@ -126,6 +130,22 @@ def test_methods_are_ranked_over_settings(tmp_path: Path) -> None:
     assert {(line["method"], line["other"]) for line in data["comparisons"]} == {
         (method, "er()") for method in ("mose()", "grace(mose())", "sgd()")
     }
+
+
+@pytest.mark.parametrize(("metric", "ranks"), [("seconds", [2.0, 1.0]), ("acc", [2.0, 1.0]), ("forgetting", [2.0, 1.0])])
+def test_the_first_rank_is_the_best_whatever_the_metric(tmp_path: Path, metric: str, ranks: list[float]) -> None:
+    """mose() is the faster, has the higher accuracy and forgets less in these runs."""
+    for memory in (50, 100, 200):
+        for method, seconds in (("er()", 30.0), ("mose()", 20.0)):
+            folder = write_run(tmp_path, method, 0, memory=memory)
+            timing = json.loads((folder / "timing.json").read_text())
+            (folder / "timing.json").write_text(json.dumps(timing | {"train_seconds": seconds}))
+    groups = group_runs(find_runs(tmp_path))
+    methods, found = over_settings(groups, metric)
+    er, mose = (next(group for group in groups if group.method == method).summarise(metric).mean for method in ("er()", "mose()"))
+    assert methods == ["er()", "mose()"]
+    assert (er < mose) == (metric == "acc")
+    assert found.ranks == ranks
 
 
 def test_one_setting_has_no_ranks(root: Path) -> None:

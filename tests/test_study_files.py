@@ -16,7 +16,7 @@ from gracecl.report.beside_paper import row_of
 from gracecl.studies import beside_paper
 from gracecl.studies.results import Results
 from gracecl.studies.study import SCALES, Source, names, read
-from test_study import final
+from test_study import final, run_of
 
 DOCS = (Path(__file__).parent.parent / "docs" / "studies.md").read_text(encoding="utf-8")
 EXAMPLE = re.findall(r"```toml\n(.*?)```", DOCS, flags=re.DOTALL)[0]
@@ -282,6 +282,15 @@ def test_forgetting_is_the_paper_s_definition() -> None:
     [line] = beside_paper.lines([final("mose()", 35.0)], [where])
     assert [cell.metric for cell in line.cells] == ["AF"]
     assert beside_paper.heading("AF") == "forgetting_mose (AF) ↓"
+
+
+@pytest.mark.parametrize(("table", "best_first"), [("main_forgetting", ["er()", "mose()"]), ("main_accuracy", ["mose()", "er()"])])
+def test_the_best_stands_first_in_a_table_of_the_paper(table: str, best_first: list[str]) -> None:
+    """The least forgetting, the highest accuracy; what was not measured comes last."""
+    where = {"table": table, "dataset": "Split CIFAR-100", "buffer_size": 1000}
+    runs = [run_of("mose()", 0, [[90.0], [50.0, 90.0]]), run_of("er()", 0, [[50.0], [40.0, 40.0]])]
+    found = beside_paper.lines(runs, [where] * 2)
+    assert [line.group.method for line in found] == best_first
 
 
 def at(run: Run, place: str) -> Run:

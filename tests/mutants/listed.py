@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from mutant import SOURCE, TESTS, Mutant
+from of_corners import CORNERS
 from of_methods import METHODS
 from of_numbers import NUMBERS
 from of_parts import PARTS
 
 __all__ = ["MUTANTS", "SOURCE", "TESTS", "Mutant"]
 
-MUTANTS = [*PARTS, *NUMBERS, *METHODS]
+MUTANTS = [*PARTS, *NUMBERS, *METHODS, *CORNERS]

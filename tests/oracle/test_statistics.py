@@ -43,6 +43,39 @@ def test_paired_edge_cases() -> None:
         statistics.paired([1.0, 2.0], [1.0])
 
 
+def test_differences_that_are_all_equal_have_an_infinite_effect_with_their_sign() -> None:
+    low, high = [1.0, 2.0, 4.0], [2.0, 3.0, 5.0]
+    above, below, none = statistics.paired(high, low), statistics.paired(low, high), statistics.paired(low, low)
+    assert (above.mean, above.std, above.low, above.high, above.effect) == (1.0, 0.0, 1.0, 1.0, math.inf)
+    assert (below.mean, below.std, below.low, below.high, below.effect) == (-1.0, 0.0, -1.0, -1.0, -math.inf)
+    assert (none.mean, none.p, none.wilcoxon, none.effect) == (0.0, 1.0, 1.0, 0.0)
+    assert above.wilcoxon == below.wilcoxon == 2 / 2**3
+    assert [statistics.seeds_to_tell(found, found.mean) for found in (above, below, none)] == [3.0, 3.0, math.inf]
+
+
+def test_a_value_that_is_missing_leaves_nothing_to_test() -> None:
+    """A rule that was not evaluated gives NaN; no number may look like a test then."""
+    found = statistics.paired([1.0, math.nan, 3.0, 4.0], [0.0, 1.0, 1.0, 2.0])
+    assert all(map(math.isnan, found[:-1]))
+    assert found.n == 4
+    assert math.isnan(statistics.seeds_to_tell(found, 1.0))
+    assert statistics.holm([0.01, math.nan, 0.04]) == pytest.approx([0.02, math.nan, 0.04], nan_ok=True)
+
+
+def test_one_seed_and_none_have_no_spread() -> None:
+    for values, mean in (([], math.nan), ([7.0], 7.0)):
+        found = statistics.summarise(values)
+        assert found == pytest.approx((mean, math.nan, math.nan, len(values)), nan_ok=True)
+        difference = statistics.paired(values, values)
+        assert all(map(math.isnan, (difference.std, difference.p, difference.wilcoxon, difference.effect)))
+        assert math.isnan(statistics.seeds_to_tell(difference, 1.0))
+
+
+def test_methods_that_tie_everywhere_cannot_be_told_apart() -> None:
+    found = statistics.ranking([[1.0, 1.0, 1.0]] * 4)
+    assert (found.ranks, found.p) == ([2.0, 2.0, 2.0], 1.0)
+
+
 def test_two_seeds_have_a_spread_and_no_interval() -> None:
     assert statistics.summarise([60.0, 62.0])[:2] == (61.0, pytest.approx(math.sqrt(2)))
     assert math.isnan(statistics.summarise([60.0, 62.0]).half_width)

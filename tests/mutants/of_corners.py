@@ -1,0 +1,105 @@
+"""Errors that show only in corners: classes that come back, second ticks, statistics of degenerate values."""
+
+from __future__ import annotations
+
+from mutant import of, within
+
+RETURNING = "oracle/test_returning_classes.py"
+
+CORNERS = [
+    # A class comes back together with new ones.
+    *of("methods/bic.py", RETURNING, within("BiC.fitted", ("set(progress.seen) - set(self.old)", "progress.current"))),
+    *of(
+        "methods/ssil.py",
+        RETURNING,
+        within("SSIL.losses", ("batch.seen & ~self.old", "batch.current")),
+        within("SSIL.end_task", ("label not in known", "True")),
+    ),
+    *of(
+        "methods/il2a.py",
+        RETURNING,
+        within(
+            "IL2A.remember",
+            (
+                "self.factors[:, label] = F.pad(root, (0, 0, 0, max(0, -missing)))",
+                "if label not in self.old: self.factors[:, label] = F.pad(root, (0, 0, 0, max(0, -missing)))",
+            ),
+            (
+                "self.factors[:, label] = F.pad(root, (0, 0, 0, max(0, -missing)))",
+                "self.factors[:, label, : root.shape[1]] = root",
+            ),
+            ("[] if label in self.old else [label]", "[label]"),
+        ),
+    ),
+    *of("methods/onpro.py", RETURNING, within("OnPro.prototype_feedback", ("new.progress.seen", "new.progress.old"))),
+    # Streams without task marks.
+    *of(
+        "methods/ocm.py",
+        RETURNING,
+        within("OCM.observe", ("new.progress.tick(self.every)", "new.progress.tick(self.every) and not self.teacher")),
+    ),
+    *of(
+        "methods/co2l.py",
+        RETURNING,
+        within("Co2L.observe", ("new.progress.tick(self.every)", "new.progress.tick(self.every) and not self.teacher")),
+    ),
+    *of(
+        "methods/icarl.py",
+        RETURNING,
+        within("ICaRL.observe", ("new.progress.tick(self.every)", "new.progress.tick(self.every) and not self.teacher")),
+    ),
+    *of(
+        "methods/lwf.py",
+        RETURNING,
+        within("LwF.observe", ("new.progress.tick(self.every)", "new.progress.tick(self.every) and not self.teacher")),
+    ),
+    *of(
+        "methods/quadratic.py",
+        RETURNING,
+        within(
+            "QuadraticPenalty.observe",
+            ("new.progress.tick(self.every)", "new.progress.tick(self.every) and not self.consolidated"),
+        ),
+    ),
+    *of(
+        "methods/grace.py",
+        RETURNING,
+        within(
+            "Grace.observe",
+            (
+                "new.progress.tick(self.refresh_every)",
+                "new.progress.tick(self.refresh_every) and bool(self.feedback.accuracy.isnan().all())",
+            ),
+        ),
+    ),
+    *of(
+        "methods/online_lora.py",
+        RETURNING,
+        within(
+            "OnlineLoRA.fold",
+            ("rng.uniform(-adapter.bound, adapter.bound, adapter.down.shape)", "rng.uniform(0, adapter.bound, adapter.down.shape)"),
+        ),
+    ),
+    # Values that are missing, equal or better when they are low.
+    *of(
+        "functional/statistics.py",
+        "oracle/test_statistics.py",
+        within("paired", ("math.isnan(mean)", "False"), ("math.copysign(math.inf, mean)", "math.inf")),
+    ),
+    *of(
+        "report/compare.py",
+        "test_compare.py",
+        within(
+            "compare",
+            ("holm([difference.wilcoxon for difference in differences])", "[difference.wilcoxon for difference in differences]"),
+        ),
+        within("over_settings", ("HIGHER_IS_BETTER.get(metric, False)", "HIGHER_IS_BETTER.get(metric, True)")),
+    ),
+    *of(
+        "studies/beside_paper.py",
+        "test_study_files.py",
+        within("_order", ('-1 if HIGHER_IS_BETTER.get(OURS.get(first.metric, ""), False) else 1', "-1")),
+    ),
+    # Nested methods.
+    *of("methods/base.py", "oracle/test_spec.py", within("joined", ("inner.keys() & own.keys()", "set()"))),
+]
