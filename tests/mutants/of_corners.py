@@ -32,6 +32,28 @@ CORNERS = [
         ),
     ),
     *of("methods/onpro.py", RETURNING, within("OnPro.prototype_feedback", ("new.progress.seen", "new.progress.old"))),
+    *of("methods/er_ace.py", RETURNING, within("ERACE.allowed", ("batch.seen", "batch.old"))),
+    *of("methods/aser.py", RETURNING, within("ASER.recall", ("new.progress.seen", "new.progress.current"))),
+    *of(
+        "methods/replay.py",
+        RETURNING,
+        within("Replay.before_eval", ("progress.seen", "progress.old"), ("progress.seen", "progress.current")),
+    ),
+    *of(
+        "methods/mose.py",
+        RETURNING,
+        within("MOSE.before_eval", ("progress.seen", "progress.old"), ("progress.seen", "progress.current")),
+    ),
+    *of(
+        "methods/scr.py",
+        RETURNING,
+        within("SCR.known_means", ("progress.seen", "progress.old"), ("progress.seen", "progress.current")),
+    ),
+    *of(
+        "methods/grace.py",
+        RETURNING,
+        within("memory_means", ("progress.seen", "progress.old"), ("progress.seen", "progress.current")),
+    ),
     # Streams without task marks.
     *of(
         "methods/ocm.py",

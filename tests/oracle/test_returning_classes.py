@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +17,7 @@ from unequal_tasks import assembled, images, teach
 from gracecl.core import NO_TASK, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.methods.base import parts
+from gracecl.methods.grace import memory_means
 from gracecl.registry import methods
 from gracecl.testing import feed, toy_engine, toy_stream
 
@@ -109,6 +111,46 @@ def test_mose_counts_a_class_that_came_back_as_current_and_once() -> None:
     assert engine.method.losses(out, batch)["ce/new"].item() == pytest.approx(-float(np.mean(terms)), rel=1e-4)
 
 
+def test_er_ace_leaves_out_the_classes_met_that_are_not_in_the_batch() -> None:
+    """Those of the task itself, too."""
+    engine = third_task("er_ace(n_recall=8, keep_unseen=True)")
+    batch, out = assembled(engine, [5, 2, 5, 2], task=2)
+    rows = batch.rows("new")
+    terms = [log_softmax(z, [2, 5])[y] for z, y in zip(out.logits[0, rows].tolist(), batch.labels[rows].tolist(), strict=True)]
+    found = engine.method.losses(out, batch)["ce/new"].item()
+    assert found == pytest.approx(-float(np.mean(terms)), rel=1e-4)
+
+
+def test_aser_s_candidates_are_shared_out_among_all_classes_met() -> None:
+    """Twice n_recall over six classes, not over three: no class has more than 4 of them among what is chosen."""
+    engine = third_task("aser(n_recall=12)", memory=60)
+    batch, _ = assembled(engine, [5, 2, 3, 5], task=2)
+    assert engine.memories.replay.offered > 60
+    assert len(batch) == 4 + 12
+    assert max(Counter(batch.labels[4:].tolist()).values()) <= 4
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["er(inference='ncm')", "mose(n_recall=4)", "scr(n_recall=4, without_images='random')", "grace(er(), past_head='ncm')"],
+)
+def test_every_class_met_has_a_direction_without_any_image(method: str) -> None:
+    """Old and current alike, where the memory has hardly room."""
+    engine = third_task(method, memory=2)
+    engine.ready_to_predict()
+    means = memory_means(engine.net, engine.memories, engine.progress) if "grace" in method else engine.method.means
+    assert means.shape[1] == 6
+    torch.testing.assert_close(means.norm(dim=-1), torch.ones(means.shape[:2]))
+
+
+@pytest.mark.parametrize("method", ["icarl(n_recall=4)", "ocm(n_recall=4)", "er() + lwf()"])
+def test_a_teacher_knows_all_classes_met(method: str) -> None:
+    engine = third_task(method)
+    engine.end_task()
+    [teacher] = [part.teacher for part in parts(engine.method) if hasattr(part, "teacher")]
+    assert teacher.classes.nonzero().flatten().tolist() == sorted(OLD + NEW)
+
+
 # Streams without task marks: what happens every so many steps happens each time.
 
 CLOCKS = {
@@ -145,6 +187,19 @@ def test_each_tick_of_an_unmarked_stream_acts(method: str, key: str) -> None:
         for one, other in pairwise(states)
     ]
     assert changed == [False, True, False, False, True, False, False, True], "in the steps 3, 6 and 9"
+
+
+@pytest.mark.parametrize("method", ["icarl(n_recall=4, every=3)", "ocm(n_recall=4, every=3)", "er() + lwf(every=3)"])
+def test_a_tick_within_a_guessed_task_teaches_all_classes_met(method: str) -> None:
+    """Where labels alone say when a task begins, the current classes are some of them."""
+    engine = toy_engine(method, memory=60)
+    for step in range(6):
+        task = step // 4
+        batch = StreamBatch(*images((5 * list((FIRST, SECOND)[task]))[:10], seed=step), task=task, marked=False)
+        engine.learn(batch)
+    assert set(engine.progress.current) == set(SECOND)
+    [teacher] = [part.teacher for part in parts(engine.method) if hasattr(part, "teacher")]
+    assert teacher.classes.nonzero().flatten().tolist() == OLD
 
 
 def test_every_method_with_a_clock_is_tried() -> None:
