@@ -16,6 +16,7 @@ import mmap
 import os
 import re
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,11 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from gracecl.errors import UserError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ABANDONED_AFTER = 3600.0
 """seconds after which nobody writes to a temporary file any more"""
@@ -35,8 +41,8 @@ CHECKPOINT_FORMAT = "gracecl-2"
 LONGEST_NAME = 255
 """bytes, of one folder or file"""
 DEEPEST = 200
-"""lists and objects within each other in a JSON text; whatever walks through it needs so many calls"""
-TOO_DEEP = f"it has more than {DEEPEST} lists and objects within each other"
+"""lists and objects within each other in a text; whatever walks through it needs so many calls"""
+TOO_DEEP = f"it has more than {DEEPEST} lists or tables within each other"
 
 
 KINDS = {
@@ -217,6 +223,17 @@ def parse_json(text: str | bytes) -> Any:
         except UnicodeEncodeError:
             raise ValueError("it holds half of a surrogate pair, which is no text") from None
     return value
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML text that any part of the library can walk through; a ValueError says why it is none."""
+    try:
+        content = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    if _is_deep(content):
+        raise ValueError(TOO_DEEP)
+    return content
 
 
 def _is_deep(value: Any) -> bool:

@@ -22,23 +22,20 @@ er() does, and of a sum the learner on the left decides. On a stream that a file
 from __future__ import annotations
 
 import inspect
-import sys
-from collections.abc import Iterator
+import reprlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
 from gracecl.errors import UserError
-from gracecl.files import read_file, without_nul
+from gracecl.files import parse_toml, read_file, without_nul
+from gracecl.functional import optim
+from gracecl.functional.augment import augmentation
 from gracecl.methods.base import Method, Wrapper
 from gracecl.registry import methods, nearest, normal, spec
 from gracecl.registry.spec import Call
 from gracecl.streams import ALIASES
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 DEFAULT = "grace-paper"
 """the set that a run takes unless it says otherwise: every method in the frame of the paper's own system, hence on equal terms"""
@@ -165,8 +162,8 @@ def read(name: str) -> DefaultSet:
     elif name.endswith(".toml"):
         try:
             text = read_file(without_nul(name)).decode("utf-8")
-        except FileNotFoundError:
-            raise UserError(f"--defaults {name}: there is no such file") from None
+        except (FileNotFoundError, IsADirectoryError):
+            raise UserError(f"--defaults {name}: there is no such file; name a TOML file, or one of: {', '.join(sets())}") from None
         except UnicodeDecodeError:
             raise UserError(f"--defaults {name} is not a TOML file: it is not UTF-8") from None
     else:
@@ -175,16 +172,69 @@ def read(name: str) -> DefaultSet:
             f"--defaults '{name}' is no set{nearest(name, known)} (there are: {', '.join(known)}, or your own FILE.toml)"
         )
     try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        content = parse_toml(text)
+    except ValueError as error:
         raise UserError(f"--defaults {name} is not a TOML file: {error}") from None
-    streams = content.pop("streams", None)
     content.pop(PROVENANCE, None)
-    for method, listed in content.items():
-        if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-            raise UserError(f"--defaults {name}: '{method}' is not an entry; begin each with [[method]], such as [[er]]")
+    if name not in sets():
+        _check(content, f"--defaults {name}")
+    streams = content.pop("streams", None)
     entries: dict[str, list[Entry]] = {normal(methods.real_name(method)): listed for method, listed in content.items()}
     return DefaultSet(name, None if streams is None else tuple(streams), entries)
+
+
+def _check(content: dict[str, Any], file: str) -> None:
+    """Refuse a file of one's own that no run could use; an entry for a method that is not registered here is left alone."""
+    _check_kinds({key: value for key, value in content.items() if key in KINDS}, file)
+    names: dict[str, str] = {}
+    for method, listed in content.items():
+        if method == "streams":
+            continue
+        if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
+            raise UserError(f"{file}: '{method}' is not an entry; begin each with [[method]], such as [[er]]")
+        if (other := names.setdefault(known := normal(methods.real_name(method)), method)) != method:
+            raise UserError(f"{file} has both [[{other}]] and [[{method}]], which name one method; write one of them everywhere")
+        for number, entry in enumerate(listed, start=1):
+            where = f"{file}: [[{method}]]" + (f" {number}" if len(listed) > 1 else "")
+            _check_kinds(entry, where)
+            options = {option: value for option, value in entry.items() if option not in (*SETTINGS, *ABOUT)}
+            try:
+                if known in methods.names():
+                    spec.construct(methods, Call(method, (), options))
+                if "optimizer" in entry:
+                    optim.check(entry["optimizer"])
+                if "augment" in entry:
+                    augmentation(entry["augment"])
+            except UserError as error:
+                raise UserError(f"{where}: {error}") from None
+
+
+def _check_kinds(values: dict[str, Any], where: str) -> None:
+    for name, (fits, wanted) in KINDS.items():
+        if name in values and not fits(values[name]):
+            raise UserError(f"{where}: {name} must be {wanted}, not {reprlib.repr(values[name])}")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_streams(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_text, value))
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(size) is int and 0 <= size < spec.LARGEST for size in value)
+
+
+KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "streams": (_are_streams, 'a list of names such as ["split-digits"]'),
+    "memory": (_are_sizes, "a list of whole numbers such as [1000]"),
+    "source": (_is_text, "text in quotes"),
+    "optimizer": (_is_text, 'text in quotes such as "sgd(lr=0.1)"'),
+    "augment": (_is_text, 'text in quotes such as "none"'),
+}
+"""what the keys of a file and of an entry are that are no options of a method"""
 
 
 def outside_in(method: Method) -> Iterator[Method]:

@@ -64,6 +64,11 @@ def build(expression: str, groups: list[ParameterGroup]) -> torch.optim.Optimize
     return optimizer
 
 
+def check(expression: str) -> None:
+    """Refuse an expression that names no optimizer, or options that it cannot have."""
+    build(expression, [(1.0, [torch.nn.Parameter(torch.zeros(1))])])
+
+
 def restore(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Loads an optimizer's state, its moments laid out as the parameters are."""
     optimizer.load_state_dict(state)

@@ -37,6 +37,12 @@ def build(expression: str, shape: tuple[int, int, int], classes: int, pixels: Pi
     return net
 
 
+def check(expression: str) -> None:
+    """Refuse an expression that names no net, or options that it does not have; nothing is built."""
+    call, _ = take_options(spec.parse_call(expression))
+    spec.arguments(nets.get(call.name), call, before=3)
+
+
 def weights_of(call: spec.Call, given: tuple[tuple[int, int, int], int, bool], classes: int) -> int:
     """How many weights a net would have; nothing is allocated for it."""
     try:

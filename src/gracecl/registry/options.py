@@ -50,7 +50,7 @@ class LearnerOptions:
     """images that may be kept; what others call the buffer's size"""
     seed: int = 0
     """of everything random; the same seed gives every method the same stream and the same memory"""
-    taps: int | None = None
+    taps: Annotated[int, AtLeast(1)] | None = None
     """tapped layers, counted from the last; None is 4 for methods that work on layers, else 1"""
     augment: str = "tau"
     """none, tau, simclr, partial, full, mild or crop"""

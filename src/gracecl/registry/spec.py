@@ -152,7 +152,12 @@ def construct(registry: Registry, call: Call, *before: Any) -> Any:
 
 def checked_call(target: Callable[..., Any], call: Call, *before: Any) -> Any:
     """Calls a function or class with an expression's arguments; a mistake in them is told in a sentence."""
-    options = list(inspect.signature(target).parameters)[len(before) :]
+    return target(*before, **arguments(target, call, len(before)))
+
+
+def arguments(target: Callable[..., Any], call: Call, before: int = 0) -> dict[str, Any]:
+    """An expression's arguments by their names, checked; the first `before` parameters are not the expression's."""
+    options = list(inspect.signature(target).parameters)[before:]
     if len(call.args) > len(options):
         raise UserError(f"{call.name} takes at most {len(options)} arguments, {len(call.args)} were given")
     given = dict(zip(options, call.args, strict=False))
@@ -169,7 +174,7 @@ def checked_call(target: Callable[..., Any], call: Call, *before: Any) -> Any:
             f"{call.name}: {min(lost)} is an argument of __init__ and not a field, so no run could record it; write @dataclass("
             f"eq=False, repr=False) above the class and {min(lost)} as a field"
         )
-    return target(*before, **given)
+    return given
 
 
 def check_fields(thing: Any, name: str) -> None:
@@ -353,6 +358,7 @@ __all__ = [
     "Call",
     "Limit",
     "Within",
+    "arguments",
     "build_method",
     "check_fields",
     "check_options",

@@ -17,8 +17,10 @@ import torch
 from gracecl import data as datasets
 from gracecl.core import NO_TASK, Ints, StreamBatch
 from gracecl.data import Data
+from gracecl.data.loading import FOLDER
 from gracecl.errors import UserError
 from gracecl.files import as_path
+from gracecl.registry import datasets as known
 from gracecl.registry import nearest, normal, spec, streams
 from gracecl.registry.spec import AtLeast
 
@@ -197,6 +199,23 @@ def build(expression: str, seed: int, root: str | Path | None = None) -> Stream:
     The first word is the family (`split`), the rest the data set; `classes` and `size` go to the data, all else to the family.
     `split-folder(path='DIR', size=32)` is a stream over any folder of images.
     """
+    call, dataset, picked = _read(expression)
+    data = datasets.load(dataset, root, **picked)
+    stream: Stream = spec.construct(streams, call, data, seed)
+    return stream
+
+
+def check(expression: str) -> None:
+    """Refuse an expression that names no stream or data set, or options that they do not have; no data is loaded."""
+    call, dataset, picked = _read(expression)
+    if not dataset.startswith(FOLDER):
+        known.get(dataset)
+    spec.check_options(datasets.load, dataset, picked)
+    spec.arguments(streams.get(call.name), call, before=2)
+
+
+def _read(expression: str) -> tuple[spec.Call, str, dict[str, Any]]:
+    """The family of a stream with its options, its data set, and what is picked from that."""
     call = spec.parse_call(expression)
     family, dataset = parts_of(call.name)
     options = dict(call.kwargs)
@@ -204,7 +223,5 @@ def build(expression: str, seed: int, root: str | Path | None = None) -> Stream:
     if dataset == "folder":
         if "path" not in options:
             raise UserError(f"{call.name} needs the folder of images: {family}-folder(path='DIR')")
-        dataset = f"folder:{options.pop('path')}"
-    data = datasets.load(dataset, root, **picked)
-    stream: Stream = spec.construct(streams, spec.Call(family, call.args, options), data, seed)
-    return stream
+        dataset = f"{FOLDER}{options.pop('path')}"
+    return spec.Call(family, call.args, options), dataset, picked

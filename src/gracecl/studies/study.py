@@ -23,8 +23,9 @@ this one begins from. docs/studies.md has every key.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+import math
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import resources
 from itertools import product
@@ -32,20 +33,17 @@ from pathlib import Path
 from typing import Any
 
 from gracecl import paper
+from gracecl.defaults import NONE as NO_DEFAULTS
+from gracecl.defaults import read as read_defaults
 from gracecl.errors import UserError
-from gracecl.files import read_file
-from gracecl.registry import datasets, nearest, nets
+from gracecl.files import parse_toml, read_file
+from gracecl.registry import nearest
 from gracecl.registry.options import ALIASES, RunOptions
-from gracecl.registry.spec import parse_call, parse_method, parse_numbers
+from gracecl.registry.spec import parse_method, parse_numbers
+from gracecl.runs.check import check_option
 from gracecl.runs.result import configuration
 from gracecl.runs.run import RunConfig
-from gracecl.streams import parts_of
 from gracecl.studies.renderers import RENDERERS
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 SCALES = {
     "full": "the paper's protocol, as far as the paper states it",
@@ -77,6 +75,15 @@ OF_A_STUDY: dict[str, type] = {"about": str, "show": list, "control": str, "runs
 """keys at the top of a file, and of a scale, besides those of a block"""
 AT_THE_TOP: dict[str, type] = {"base": str, **dict.fromkeys((*SCALES, QUICK), dict)}
 """keys at the top alone"""
+CHECKS: dict[str, Callable[[str], Any]] = {
+    "methods": parse_method,
+    "control": parse_method,
+    "seeds": lambda text: parse_numbers(text, "seeds"),
+    "defaults": lambda name: None if name == NO_DEFAULTS else read_defaults(name),
+}
+"""what reads the texts of these keys; a mistake is a UserError"""
+MOST_RUNS = 20_000
+"""of one study: each takes a folder, and a plan of them some seconds"""
 KINDS: dict[type, str] = {str: "text in quotes", list: "a list", dict: "a table"}
 
 
@@ -111,17 +118,12 @@ class Block:
         for values in product(*self.options.values()):
             options = dict(zip(self.options, values, strict=True))
             for method in methods or ([] if asked else self.methods):
-                found.append(checked(configuration(method, self.defaults, **options)[0]))
+                found.append(configuration(method, self.defaults, **options)[0].canonical())
         return found
 
-
-def checked(config: RunConfig) -> RunConfig:
-    """In its own words, if there are such a net and such a stream."""
-    nets.get(parse_call(config.net).name)
-    _, dataset = parts_of(parse_call(config.stream).name)
-    if dataset != "folder":
-        datasets.get(dataset)
-    return config.canonical()
+    def count(self, asked: Sequence[str]) -> int:
+        """How many configurations there are at most."""
+        return len(asked if asked and not self.own_methods else self.methods) * math.prod(map(len, self.options.values()))
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,8 @@ class Study:
         numbers = parse_numbers(self.seeds, "seeds") if seeds is None else seeds
         for method in methods:
             parse_method(method)
+        if (count := len(numbers) * sum(block.count(methods) for block in self.blocks)) > MOST_RUNS:
+            raise UserError(f"{self.file} has {count:,} runs, more than {MOST_RUNS:,}; list fewer values, or split the study")
         try:
             blocks = [(block, block.configs(methods)) for block in self.blocks]
         except UserError as error:
@@ -218,12 +222,12 @@ class Source:
         own = name.endswith(".toml")
         path = (beside or Path()) / name
         self.file, self.name = (str(path), path.stem) if own else (f"study {name}", name)
+        self._named_by = f"{above[-1]}: base: " if above else ""
         if self.file in above:
             raise UserError(f"{self.file}: base leads back to the file itself; leave it out")
         if not own and name not in names():
-            raise UserError(
-                f"there is no study '{name}'{nearest(name, names())} (there are: {', '.join(names())}, or your own FILE.toml)"
-            )
+            known = f"{nearest(name, names())} (there are: {', '.join(names())}, or your own FILE.toml)"
+            raise UserError(f"{self._named_by}there is no study '{name}'{known}")
         self.content = self._read(path if own else None)
         self._check(self.content, "", top=True)
         for scale in (*SCALES, QUICK):
@@ -237,18 +241,22 @@ class Source:
             packaged = resources.files(__package__) / f"{self.name}.toml"
             text = (read_file(path) if path else packaged.read_bytes()).decode("utf-8")
         except (FileNotFoundError, IsADirectoryError):
-            raise UserError(f"there is no file {self.file}; name a study's TOML file, or one of: {', '.join(names())}") from None
+            known = f"name a study's TOML file, or one of: {', '.join(names())}"
+            raise UserError(f"{self._named_by}there is no file {self.file}; {known}") from None
         except UnicodeDecodeError:
             raise UserError(f"{self.file} is not a TOML file: it is not text; name a study's TOML file") from None
         try:
-            return dict(tomllib.loads(text))
-        except tomllib.TOMLDecodeError as error:
+            return parse_toml(text)
+        except ValueError as error:
             raise UserError(f"{self.file} is not a TOML file: {error}; docs/studies.md shows one") from None
 
     def _check(self, values: Any, where: str, *, top: bool = False) -> None:
         """Every key is known and has a value of its kind, at the top, in a scale or in a block; `where` tells which."""
         if not isinstance(values, dict):
             raise UserError(f"{self.file}: {where.strip()} must be a table; write {where.strip()} on a line of its own")
+        for alias, name in ALIASES.items():
+            if alias in values and name in values:
+                raise UserError(f"{self.file}: {where}{name} and {alias} name one option; leave one of them out")
         in_block = where.startswith("[[")
         kinds = OF_A_BLOCK | ({} if in_block else OF_A_STUDY) | (AT_THE_TOP if top else {})
         for key, value in values.items():
@@ -256,29 +264,35 @@ class Source:
                 known = [*kinds, *OPTIONS]
                 raise UserError(f"{self.file}: {where}'{key}' is no key{nearest(key, known)} (there are: {', '.join(known)})")
             if key in kinds and not isinstance(value, kinds[key]):
-                raise UserError(f"{self.file}: {where}{key} must be {KINDS[kinds[key]]}, not {value!r}")
+                raise UserError(f"{self.file}: {where}{key} must be {KINDS[kinds[key]]}, not {reprlib.repr(value)}")
             if value == [] and key != "show":
                 raise UserError(f"{self.file}: {where}{key} is an empty list; name at least one, or leave the key out")
+            if key not in kinds:
+                for one in value if isinstance(value, list) else [value]:
+                    check_option(f"{self.file}: {where}".rstrip(": "), ALIASES.get(key, key), one)
         self._check_content(values, where)
         for number, block in enumerate(values.get("runs", []), start=1):
             self._check(block, f"[[runs]] {number} ")
 
     def _check_content(self, values: Mapping[str, Any], where: str) -> None:
-        """The words in it mean something."""
+        """Validate names and values of the keys that are no options of a run."""
         for name in values.get("show", []):
-            if name not in RENDERERS:
+            if not isinstance(name, str) or name not in RENDERERS:
                 raise UserError(
                     f"{self.file}: {where}show has no '{name}'{nearest(str(name), RENDERERS)} (there are: {', '.join(RENDERERS)})"
                 )
-        try:
-            for method in [*values.get("methods", []), *([values["control"]] if "control" in values else [])]:
-                if not isinstance(method, str):
-                    raise UserError(f'methods are texts such as "er()", not {method!r}')
-                parse_method(method)
-            if "seeds" in values:
-                parse_numbers(values["seeds"], "seeds")
-        except UserError as error:
-            raise UserError(f"{self.file}: {where}{error}") from None
+        for key, check in CHECKS.items():
+            for value in values.get(key, []) if key == "methods" else [values[key]] if key in values else []:
+                if not isinstance(value, str):
+                    raise UserError(f'{self.file}: {where}methods are texts such as "er()", not {reprlib.repr(value)}')
+                try:
+                    check(value)
+                except UserError as error:
+                    raise UserError(f"{self.file}: {where}{key}: {error}") from None
+        fields_of_paper = {name for record in paper.tables()["records"] for name in record}
+        if unknown := [name for name in values.get("paper", {}) if name not in fields_of_paper]:
+            known = ", ".join(sorted(fields_of_paper))
+            raise UserError(f"{self.file}: {where}paper has no field '{unknown[0]}' (there are: {known})")
         tables = paper.tables()["tables"]
         if (table := values.get("paper", {}).get("table")) not in (None, *tables):
             raise UserError(
@@ -305,7 +319,7 @@ class Source:
         whole = together({key: value for key, value in values.items() if key not in OF_A_STUDY}, own)
         if "methods" not in whole:
             raise UserError(f'{self.file} names no methods; add for example methods = ["er()"]')
-        options = {ALIASES.get(key, key): value for key, value in whole.items() if key not in OF_A_BLOCK}
+        options = {key: value for key, value in whole.items() if key not in OF_A_BLOCK}
         return Block(
             tuple(whole["methods"]),
             "methods" in own,
@@ -318,7 +332,7 @@ class Source:
 
 def together(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """The second in place of the first, key by key; `paper` field by field."""
-    merged = {**values, **more}
+    merged = {ALIASES.get(key, key): value for part in (values, more) for key, value in part.items()}
     if "paper" in values and "paper" in more:
         merged["paper"] = {**values["paper"], **more["paper"]}
     return merged

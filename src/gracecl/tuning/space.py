@@ -16,19 +16,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from gracecl.defaults import SETTINGS
 from gracecl.errors import UserError
 from gracecl.functional import optim
-from gracecl.functional.augment import augmentation
 from gracecl.methods.base import Method, parts
 from gracecl.registry import methods, nearest, normal, spec
 from gracecl.registry.spec import Call
+from gracecl.runs.check import EXPRESSIONS
 from gracecl.runs.run import RunConfig
 
 OPTIMIZER, RUN = "optimizer", "run"
 """owners of options besides methods"""
+LONGEST_SHOWN = 80
+"""characters of a text in an error"""
 EXAMPLE = "write for example --space lr=1e-4..1e-1:log n_recall=16,32,64"
 
 Name = tuple[str, str]
@@ -78,6 +78,7 @@ def parse(texts: Sequence[str], config: RunConfig, method: str) -> Space:
     space: Space = {}
     for text in (word for line in texts for word in line.split()):
         written, equals, values = text.partition("=")
+        text = _short(text)
         if not equals or not values:
             raise UserError(f"--space: '{text}' is not an option and its values; {EXAMPLE}")
         name = _find(written, owners)
@@ -174,7 +175,7 @@ def _dimension(text: str, values: str, name: Name, config: RunConfig) -> Range |
     """What stands after the equals sign."""
     lower, dots, rest = values.partition("..")
     if not dots:
-        choice = Choice(tuple(_listed(values, text)))
+        choice = Choice(tuple({str(value): value for value in _listed(values, text)}.values()))
         if None in choice.values and _default(name, config) is not None:
             raise UserError(f"--space: '{text}' has None, which a file of defaults has no word for; leave it out")
         for value in choice.values:
@@ -197,7 +198,11 @@ def _number(text: str, whole: str) -> float:
             return number
         raise ValueError
     except ValueError:
-        raise UserError(f"--space: '{text}' in '{whole}' is not a number; {EXAMPLE}") from None
+        raise UserError(f"--space: '{_short(text)}' in '{whole}' is not a number; {EXAMPLE}") from None
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
 
 def _listed(values: str, text: str) -> Iterator[Any]:
@@ -231,9 +236,8 @@ def _takes(config: RunConfig, name: Name, value: float) -> bool:
 
 def check(config: RunConfig) -> None:
     """That a method, an optimizer and an augmentation can be made of a configuration, without a net or data."""
-    spec.parse_method(config.method)
-    augmentation(config.augment)
-    optim.build(config.optimizer, [(1.0, [torch.nn.Parameter(torch.zeros(1))])])
+    for name in ("method", "augment", "optimizer"):
+        EXPRESSIONS[name](getattr(config, name))
 
 
 def shown(values: Values) -> str:

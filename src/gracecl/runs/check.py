@@ -1,0 +1,34 @@
+"""What shows that a run cannot be, before any data is loaded and any net is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gracecl import nets, streams
+from gracecl.errors import UserError
+from gracecl.functional import optim
+from gracecl.functional.augment import augmentation, normalisation
+from gracecl.registry import spec
+from gracecl.registry.options import RunOptions
+
+RGB = (0.0,) * 3
+EXPRESSIONS: Mapping[str, Callable[[str], Any]] = {
+    "method": spec.parse_method,
+    "net": nets.check,
+    "stream": streams.check,
+    "augment": augmentation,
+    "optimizer": optim.check,
+    "normalise": lambda text: normalisation(text, RGB, RGB),
+}
+"""what reads the options that are names or expressions; a mistake is a UserError"""
+
+
+def check_option(owner: str, name: str, value: Any) -> None:
+    """Refuse a value that an option of a run cannot have; `owner` is who gave it."""
+    spec.check_options(RunOptions, owner, {name: value})
+    if name in EXPRESSIONS:
+        try:
+            EXPRESSIONS[name](value)
+        except UserError as error:
+            raise UserError(f"{owner}: {name}: {error}") from None
