@@ -24,6 +24,7 @@ from gracecl.studies.study import AT_THE_TOP, OF_A_BLOCK, OF_A_STUDY
 from gracecl.studies.study import OPTIONS as OPTIONS_OF_A_RUN
 from gracecl.studies.study import read as read_study
 from gracecl.tuning import space as spaces
+from run_folders import write_run
 
 
 def refusal(work: Callable[[], Any]) -> str:
@@ -179,6 +180,12 @@ def test_an_import_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [run.matrix("reported")[0, 0] for run in find_runs(out)] == [60.0] * 3
     assert imported(80.0) == 0
     assert [run.matrix("reported")[0, 0] for run in find_runs(out)] == [80.0] * 3
+
+
+def test_what_a_killed_import_left_is_no_run(tmp_path: Path) -> None:
+    kept, left = write_run(tmp_path, "er()"), write_run(tmp_path / ".123.part" / "new", "er()")
+    (left / "config.json").unlink()
+    assert [run.path for run in find_runs(tmp_path)] == [kept]
 
 
 def test_a_result_does_not_replace_another_whose_name_differs_in_signs(tmp_path: Path) -> None:

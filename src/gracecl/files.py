@@ -228,7 +228,7 @@ def parse_json(text: str | bytes) -> Any:
 def parse_toml(text: str) -> dict[str, Any]:
     """The tables of a TOML text that any part of the library can walk through; a ValueError says why it is none."""
     try:
-        content = tomllib.loads(text)
+        content: dict[str, Any] = tomllib.loads(text)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     if _is_deep(content):

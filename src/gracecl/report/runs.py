@@ -355,6 +355,8 @@ def find_begun(root: str | Path) -> list[Path]:
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
     places = [Path(at) for at, _, names in os.walk(folder) if not {CONFIG, *LEFT_BY_RUNS}.isdisjoint(names)]
+    # What an import that was killed had written by then is no run.
+    places = [at for at in places if not any(part.endswith(".part") for part in at.relative_to(folder).parts)]
     # A run that is just beginning has an empty record before it has a configuration.
     return _in_order(at for at in places if (at / CONFIG).is_file() or any(_holds(at / name) for name in LEFT_BY_RUNS))
 

@@ -219,7 +219,7 @@ def _read(expression: str) -> tuple[spec.Call, str, dict[str, Any]]:
     call = spec.parse_call(expression)
     family, dataset = parts_of(call.name)
     options = dict(call.kwargs)
-    picked = {name: options.pop(name) for name in ("classes", "size") if name in options}
+    picked: dict[str, Any] = {name: options.pop(name) for name in ("classes", "size") if name in options}
     if dataset == "folder":
         if "path" not in options:
             raise UserError(f"{call.name} needs the folder of images: {family}-folder(path='DIR')")

@@ -260,7 +260,8 @@ class Source:
         in_block = where.startswith("[[")
         kinds = OF_A_BLOCK | ({} if in_block else OF_A_STUDY) | (AT_THE_TOP if top else {})
         for key, value in values.items():
-            if key not in kinds and ALIASES.get(key, key) not in OPTIONS:
+            option = str(ALIASES.get(key, key))
+            if key not in kinds and option not in OPTIONS:
                 known = [*kinds, *OPTIONS]
                 raise UserError(f"{self.file}: {where}'{key}' is no key{nearest(key, known)} (there are: {', '.join(known)})")
             if key in kinds and not isinstance(value, kinds[key]):
@@ -269,7 +270,7 @@ class Source:
                 raise UserError(f"{self.file}: {where}{key} is an empty list; name at least one, or leave the key out")
             if key not in kinds:
                 for one in value if isinstance(value, list) else [value]:
-                    check_option(f"{self.file}: {where}".rstrip(": "), ALIASES.get(key, key), one)
+                    check_option(f"{self.file}: {where}".rstrip(": "), option, one)
         self._check_content(values, where)
         for number, block in enumerate(values.get("runs", []), start=1):
             self._check(block, f"[[runs]] {number} ")
