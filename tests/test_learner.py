@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import warnings
@@ -21,6 +22,7 @@ from gracecl.runs.run import Interrupted, RunConfig, run
 from gracecl.runs.watch import Watch
 from gracecl.streams.iid import without_tasks
 from gracecl.testing import toy_stream
+from warm import python
 
 BATCH = 10
 SMALL: dict[str, Any] = {
@@ -462,3 +464,54 @@ def test_a_stream_without_marks_that_is_too_short_to_act_on_is_named(method: str
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Learner("er() + ewc(every=5)", classes=6, shape=(1, 8, 8), memory=20, net="mlp(width=8)").fit(stream)
+
+
+FORK = """
+import os, threading, time
+import numpy as np, torch
+from gracecl import Learner
+
+torch.set_num_threads(1)
+learner = Learner("er", classes=4, shape=(1, 8, 8), net="mlp(width=8)", memory=20, device="cpu")
+other = Learner("er", classes=4, shape=(1, 8, 8), net="mlp(width=8)", memory=20, device="cpu")
+x, y = np.random.default_rng(0).integers(0, 256, (8, 1, 8, 8), np.uint8), [0, 1, 2, 3] * 2
+learner.learn(x, y)
+other.learn(x, y)
+going = True
+
+def learn():
+    while going:
+        learner.learn(x, y)
+
+thread = threading.Thread(target=learn)
+thread.start()
+children = []
+for _ in range(10):
+    time.sleep(0.01)
+    child = os.fork()
+    if child == 0:
+        learner.predict(x)
+        learner.learn(x, y)
+        other.predict(x)
+        step = learner.engine.progress.step
+        os._exit(0 if learner.engine.memories.replay.offered == 8 * step else 3)
+    children.append(child)
+codes = []
+end = time.monotonic() + 60
+for child in children:
+    while (done := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < end:
+        time.sleep(0.01)
+    if done[0] == 0:
+        os.kill(child, 9)
+    codes.append(os.waitstatus_to_exitcode(done[1]) if done[0] else "hangs")
+going = False
+thread.join()
+learner.predict(x)
+print(codes)
+"""
+
+
+def test_forked_children_have_the_learner_between_two_calls(tmp_path):
+    """Another thread of the parent learns meanwhile; its lock is no child's."""
+    done = python(["-c", FORK], tmp_path, os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.stdout == f"{[0] * 10}\n", done.stderr

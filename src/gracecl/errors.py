@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+
+LONGEST_REASON = 200
+"""characters of what a library says"""
 
 
 class UserError(Exception):
@@ -32,7 +36,27 @@ def plain_cautions() -> None:
     warnings.formatwarning = plain
 
 
-def sentence(error: UserError | OSError) -> str:
+MEMORY_RAN_OUT = re.compile(
+    "(?i)(can't|cannot|unable to) allocate|not enough memory|out of memory|bad_alloc|failed to map segment|start new thread"
+)
+"""in the words of the system, of torch and of the loader of libraries"""
+
+
+def is_sentence(error: BaseException) -> bool:
+    """True for what a person can mend: mistakes, the system's own errors, and memory that ran out."""
+    return isinstance(error, UserError | OSError | MemoryError) or (
+        isinstance(error, RuntimeError | ImportError) and MEMORY_RAN_OUT.search(str(error)) is not None
+    )
+
+
+def sentence(error: BaseException) -> str:
     """What to tell a person; the system's own errors come without a remedy."""
-    remedy = "; check that the folder can be written and its disk is not full" if isinstance(error, OSError) else ""
-    return f"{error}{remedy}"
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, MemoryError) or MEMORY_RAN_OUT.search(str(error)):
+        why = " ".join(str(error).split())
+        return (
+            f"memory ran out{f' ({why[:LONGEST_REASON]})' if why else ''}; what was saved is intact; "
+            "take a smaller net, memory or batch, fewer --jobs, or raise the limit (ulimit -v)"
+        )
+    return f"{error}; check that the folder can be written and its disk is not full"

@@ -22,6 +22,7 @@ from gracecl.data.arrays import MANY_TIMES, as_array
 from gracecl.engine.evaluate import seen_scores
 from gracecl.engine.finite import check_losses
 from gracecl.errors import Misfit, UserError
+from gracecl.forking import calls
 from gracecl.methods.base import Method
 from gracecl.registry import UnknownName, options
 from gracecl.registry.options import LearnerOptions
@@ -57,11 +58,11 @@ class Accuracy:
 
 
 def one_at_a_time(function: F) -> F:
-    """What a learner does in one thread, other threads wait for."""
+    """What a learner does in one thread, other threads and forks wait for."""
 
     @functools.wraps(function)
     def alone(self: Learner, *args: Any, **named: Any) -> Any:
-        with self._lock:
+        with calls.one(), self._lock:
             return function(self, *args, **named)
 
     return alone  # type: ignore[return-value]
@@ -69,6 +70,8 @@ def one_at_a_time(function: F) -> F:
 
 class Learner:
     """Keeps learning from batches of labelled images. Several threads may use it; each call waits for the one before.
+
+    `os.fork` waits for the call in progress, too, so that a child has the learner as it was between two calls.
 
     >>> learner = Learner("grace", classes=10, shape=(3, 32, 32))
     >>> learner.learn(x, y)                      # as often as batches come; x is uint8 [b, 3, 32, 32]

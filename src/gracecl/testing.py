@@ -5,6 +5,7 @@
 
 Each law is a function that raises AssertionError with a sentence; `METHOD_LAWS` names those of methods, so that a test can run them
 one by one. They use a toy problem that takes milliseconds: three tasks of two classes on images of 8 × 8 pixels.
+Python leaves assertions out under -O; this module then cannot be imported.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from gracecl.runs.recipe import Recipe
 from gracecl.streams import Stream
 from gracecl.streams.split import split
 
+if not __debug__:
+    raise UserError("gracecl.testing consists of assertions, which Python leaves out under -O and PYTHONOPTIMIZE; start it without")
 TOY_NET = "mlp(width=12, depth=4, norm=True)"
 TOY_TRANSFORMER = "vit(patch=4, dim=8, depth=4, heads=2)"
 TOY_SHAPE = (1, 8, 8)

@@ -171,3 +171,54 @@ def test_wrong_contents_are_named(tmp_path, content, says):
     (folder / "train").write_bytes(pickle.dumps(content, protocol=2))
     with pytest.raises(UserError, match=says):
         load("cifar100", tmp_path)
+
+
+DEEP = 1_000_000
+NESTED = {
+    "as a key": b"\x80\x02})" + b"\x85" * DEEP + b"K\x01s.",
+    "as a value": b"\x80\x02}U\x01a)" + b"\x85" * DEEP + b"s.",
+    "in a set": b"\x80\x04\x8f()" + b"\x85" * DEEP + b"\x90.",
+    "through the memo": b"\x80\x02}(" + b"q\x00".join([b")", *[b"0h\x00\x85"] * DEEP]) + b"K\x01u.",
+    "through numbered notes": b"\x80\x04}("
+    + b"".join([b")\x94", *(b"0j%b\x85\x94" % struct.pack("<I", at) for at in range(DEEP))])
+    + b"K\x01u.",
+    "through text notes": b"}(" + b"".join([b")p0\n", *[b"0g0\n\x85p0\n"] * DEEP]) + b"I1\nu.",
+    "by doubles": b"\x80\x02})" + b"2\x86" * DEEP + b"K\x01s.",
+    "by marks": b"\x80\x02}" + b"(" * DEEP + b"t" * DEEP + b"K\x01s.",
+    "behind a mark that is taken back": b"\x80\x02}(0)" + b"\x85" * DEEP + b"K\x01s.",
+    "frozen sets": b"\x80\x04}" + b"(" * DEEP + b"\x91" * DEEP + b"K\x01s.",
+}
+
+
+@pytest.mark.parametrize("place", NESTED)
+def test_a_million_tuples_within_each_other_are_refused(tmp_path, place):
+    """Python's own hash of such a tuple ends the process."""
+    with pytest.raises(UserError, match="more than 20 tuples within each other"):
+        read_pickle(saved(tmp_path, NESTED[place]))
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+def test_many_tuples_side_by_side_are_read(tmp_path, protocol):
+    """Python 3 writes each of its bytes into an old pickle as a call, with a tuple of arguments."""
+    names = [b"%d.png" % number for number in range(5000)]
+    deep = eval("(" * 18 + "1" + ",)" * 18)
+    content = read_pickle(saved(tmp_path, {b"filenames": names, "deep": deep, "same": [names, names]}, protocol))
+    assert content["filenames"] == names
+    assert content["deep"] == deep
+
+
+@pytest.mark.parametrize(
+    "cut", [b"", b"\x80", b"\x80\x02}U\xff", b"\x80\x02t.", b"\x80\x02h\x05.", b"\x80\x02q\x00.", b"\xff.", b"(", b"g\n.", b"0."]
+)
+def test_programs_that_break_off_are_damaged(tmp_path, cut):
+    with pytest.raises(UserError, match="damaged or no CIFAR file"):
+        read_pickle(saved(tmp_path, cut))
+
+
+def test_names_of_classes_are_text(tmp_path):
+    """A list of lists would be written out as text, which takes a call for each."""
+    folder = layouts.cifar100(tmp_path)
+    deep = b"]" * 100_000 + b"a" * 99_999
+    (folder / "meta").write_bytes(b"\x80\x02}U\x10fine_label_names](" + b"U\x01a" * 99 + deep + b"es.")
+    with pytest.raises(UserError, match="fine_label_names"):
+        load("cifar100", tmp_path)

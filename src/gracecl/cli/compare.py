@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gracecl.cli.ending import tell
+from gracecl.terminal import print_out, print_table
 
 
 def compare(
@@ -27,8 +28,6 @@ def compare(
         rule: compare what this inference rule predicts (default: each method's own)
         out: folder for compare.md, compare.json, compare.png and, over several settings, ranks.png
     """
-    from rich.console import Console
-
     from gracecl.report import compare as comparing
     from gracecl.report.select import select
 
@@ -37,15 +36,14 @@ def compare(
     selections = select(names, runs, rule, damaged)
     found = comparing.compare(comparing.against_first(selections), metric)
     over = comparing.over_settings([group for selection in selections for group in selection], metric)
-    console = Console()
     for table in comparing.terminal_tables(found):
-        console.print(table)
+        print_table(table)
     several = len({line.setting for line in found}) > 1
     for line in found:
-        print(line.sentence + (f" ({line.setting})" if several else ""))
+        print_out(line.sentence + (f" ({line.setting})" if several else ""))
     if over is not None:
-        print(comparing.ranks_sentence(*over, metric))
+        print_out(comparing.ranks_sentence(*over, metric))
     if out is not None:
         comparing.write(out, found, over)
-        print(f"{out / 'compare.md'}, compare.json and compare.png hold it")
+        print_out(f"{out / 'compare.md'}, compare.json and compare.png hold it")
     return tell(list(dict.fromkeys(damaged)))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from gracecl.errors import UserError
+from gracecl.terminal import print_out
 
 
 def data(
@@ -26,8 +27,8 @@ def data(
     from gracecl import data as datasets
 
     if action == "get":
-        print(datasets.get(name, data, url=url))
+        print_out(datasets.get(name, data, url=url))
     elif problems := datasets.check(name, data):
         raise UserError(f"{name} is not complete: " + "; ".join(problems))
     else:
-        print(f"{name}: complete")
+        print_out(f"{name}: complete")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from gracecl.terminal import print_err, print_out, print_table
 
 if TYPE_CHECKING:
     from gracecl.report import Run
@@ -33,37 +34,34 @@ def show(
     paper: str = "auto",
 ) -> None:
     """The table of some runs on standard output, their report as files; `paper` says which of its numbers stand beside ours."""
-    from rich.console import Console
-
     from gracecl import report
     from gracecl.report.beside_paper import column_for
     from gracecl.report.groups import group_runs
     from gracecl.report.tables import COMPARED, comparison_table, rules_table, run_table
 
     metrics, column = metrics or COMPARED, column_for(runs, paper)
-    console = Console()
     if len(runs) == 1:
-        console.print(run_table(runs[0]))
+        print_table(run_table(runs[0]))
     groups = group_runs(runs, unfinished_too=True)
     for group in groups if len(groups) <= MOST_IN_DETAIL else []:
-        console.print(rules_table(group.runs))
-    console.print(comparison_table(runs, metrics, column))
+        print_table(rules_table(group.runs))
+    print_table(comparison_table(runs, metrics, column))
     written = report.write_comparison(out, runs, formats, metrics, paper)
     for run in runs:
-        print(run.path)
+        print_out(run.path)
     tables = [str(path) for path in written if path.parent == out and path.suffix != ".html"]
     if tables:
-        print(f"{', '.join(tables)} compare them; each folder has matrix.png, layers.png and losses.png")
+        print_out(f"{', '.join(tables)} compare them; each folder has matrix.png, layers.png and losses.png")
     if drawn := [path for path in written if path.parent != out]:
-        print(f"{drawn[0].parent} has {len(drawn)} figures")
+        print_out(f"{drawn[0].parent} has {len(drawn)} figures")
     if "html" in formats:
-        print(f"Open {out / 'report.html'} in a browser to look at them")
+        print_out(f"Open {out / 'report.html'} in a browser to look at them")
 
 
 def tell(damaged: Sequence[str]) -> int:
     """Names what cannot be read, a sentence each, and returns the exit code."""
     for text in damaged:
-        print(f"gracecl: {text}", file=sys.stderr)
+        print_err(f"gracecl: {text}")
     return 2 if damaged else 0
 
 
@@ -73,5 +71,5 @@ def verdict(outcomes: Sequence[Ending]) -> int:
     if not others:
         return 0
     names = "; ".join(outcome.work.config.title for outcome in others)
-    print(f"gracecl: {len(others)} of {len(outcomes)} runs did not finish, for the reasons above: {names}", file=sys.stderr)
+    print_err(f"gracecl: {len(others)} of {len(outcomes)} runs did not finish, for the reasons above: {names}")
     return 1 if any(outcome.end == "crashed" for outcome in others) else 2

@@ -8,6 +8,7 @@ from typing import Literal
 from gracecl.cli.ending import tell
 from gracecl.cli.values import only_run
 from gracecl.errors import UserError
+from gracecl.terminal import print_out
 
 
 def export(source: str, file: Path, /, what: Literal["runs", "evaluations", "steps"] = "runs", rule: str | None = None) -> int:
@@ -27,11 +28,11 @@ def export(source: str, file: Path, /, what: Literal["runs", "evaluations", "ste
         from gracecl.report.frames import write_table
 
         damaged: list[str] = []
-        print(f"{write_table(find_runs(folder, damaged), file, what, rule):,} rows are in {file}")
+        print_out(f"{write_table(find_runs(folder, damaged), file, what, rule):,} rows are in {file}")
         return tell(damaged)
     from gracecl.runs.export import MODELS, export_run
 
     if file.suffix not in MODELS:
         raise UserError(f"the name of {file} must end in .csv, .parquet or {', '.join(MODELS)}")
-    print(export_run(only_run(folder), file, rule))
+    print_out(export_run(only_run(folder), file, rule))
     return 0

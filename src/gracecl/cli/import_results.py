@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gracecl.terminal import print_out
+
 
 def import_results(source: Path, /, out: Path = Path("runs/imported")) -> None:
     """Take over results that others made, to stand in the same tables: a JSON file, or a folder of them.
@@ -15,4 +17,4 @@ def import_results(source: Path, /, out: Path = Path("runs/imported")) -> None:
     from gracecl.report.foreign import import_results
 
     places = import_results(source, out)
-    print(f"{len(places)} results are in {out}; 'gracecl report runs {out} --out report' would set them beside others")
+    print_out(f"{len(places)} results are in {out}; 'gracecl report runs {out} --out report' would set them beside others")

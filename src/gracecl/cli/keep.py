@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gracecl.cli.ending import tell
+from gracecl.terminal import print_out
 
 
 def keep(folder: Path, to: Path, /, every: int = 50) -> int:
@@ -20,5 +21,5 @@ def keep(folder: Path, to: Path, /, every: int = 50) -> int:
     from gracecl.report.keep import keep_runs
 
     kept, damaged = keep_runs(folder, to, every)
-    print(f"{len(kept)} runs are kept in {to}")
+    print_out(f"{len(kept)} runs are kept in {to}")
     return tell(damaged)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from gracecl.cli.values import with_plugins
 from gracecl.errors import UserError
+from gracecl.terminal import print_out
 
 
 @with_plugins
@@ -30,7 +31,7 @@ def list_names(
     if kind != "methods" and (describe or markdown):
         raise UserError(f"--describe and --markdown are for methods; 'gracecl list {kind}' describes each by itself")
     if kind == "methods" and not describe:
-        print(catalogue.markdown() if markdown else catalogue.table(), end="" if markdown else "\n")
+        print_out(catalogue.markdown() if markdown else catalogue.table(), end="" if markdown else "\n")
         return
 
     found = {
@@ -45,4 +46,4 @@ def list_names(
         found = {f"{family}-{name}": f"{what} — {text}" for family, text in found.items() for name, what in sets.items()}
     widest = max(map(len, found))
     for name, text in found.items():
-        print(f"{name.replace('_', '-') if kind == 'streams' else name:<{widest}}  {text}")
+        print_out(f"{name.replace('_', '-') if kind == 'streams' else name:<{widest}}  {text}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from gracecl.cli.ending import conclude
 from gracecl.cli.values import Views, number_of, seeds_of, with_plugins
 from gracecl.errors import UserError
 from gracecl.registry.options import RunOptions, takes
+from gracecl.terminal import print_err
 
 
 @takes(
@@ -62,7 +62,7 @@ def run(
     numbers = seeds_of(seeds)
     settled = [configuration(method, defaults, epochs, **options) for method in methods]
     for line in dict.fromkeys(taken for _, taken in settled if taken):
-        print(line, file=sys.stderr)
+        print_err(line)
     works = [Work.new(replace(config, seed=seed), out, data, plugin) for config, _ in settled for seed in numbers]
     with logs.logging(works, out, log):
         outcomes = run_all(works, number_of(jobs), threads)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from gracecl.cli.ending import tell, verdict
 from gracecl.cli.values import Views, number_of, seeds_of, with_plugins
 from gracecl.errors import UserError
+from gracecl.terminal import print_out
 
 if TYPE_CHECKING:
     from gracecl.runs.run import Work
@@ -77,9 +78,9 @@ def study(
     works, taken = [Work.new(run.config, folder, data, plugin) for run in planned], dict[str, int]()
     if not quick:  # which is there to make runs
         works, taken = reuse(works, folder)
-    print(f"Study {found.name}, {len(works)} runs. {found.scale_sentence}")
+    print_out(f"Study {found.name}, {len(works)} runs. {found.scale_sentence}")
     for place, count in taken.items():
-        print(f"{count} finished runs are taken from {place}")
+        print_out(f"{count} finished runs are taken from {place}")
     if dry_run:
         return tell_plan(works, number_of(jobs) or os.cpu_count() or 1)
     with logs.logging(works, folder, () if as_is else log):
@@ -94,13 +95,13 @@ def study(
         words += ["--scale", found.scale] if found.name != Path(name).stem else []
         results = Results(found.name, found.scale, found.control, finished, [beside[run.path] for run in finished], folder)
         command = shlex.join(["gracecl", "study", name, *words])
-        print(page.write(found, results, page.Made(command, len(works), taken)))
+        print_out(page.write(found, results, page.Made(command, len(works), taken)))
         missing = [work.config for work in works if not work.finished] if as_is else []
         for config in missing[:NAMED]:
-            print(f"not finished: {config.title} on {config.stream}, memory {config.memory}")
+            print_out(f"not finished: {config.title} on {config.stream}, memory {config.memory}")
         if len(missing) > NAMED:
-            print(f"and {len(missing) - NAMED} more; --dry-run tells what each would take")
-        print(f"{folder / found.name}.md and {folder / found.name}.json hold the table ({len(finished)} of {len(works)} runs)")
+            print_out(f"and {len(missing) - NAMED} more; --dry-run tells what each would take")
+        print_out(f"{folder / found.name}.md and {folder / found.name}.json hold the table ({len(finished)} of {len(works)} runs)")
     return verdict(outcomes) or tell(damaged)
 
 
@@ -111,6 +112,6 @@ def tell_plan(works: Sequence[Work], jobs: int) -> int:
     found = []
     for estimate in plan.estimates(works):
         found.append(estimate)
-        print(plan.line(estimate), flush=True)
-    print(plan.total(found, jobs))
+        print_out(plan.line(estimate))
+    print_out(plan.total(found, jobs))
     return 0

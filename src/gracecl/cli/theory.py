@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from gracecl.cli.values import only_run
+from gracecl.terminal import print_out, print_table
 
 
 def theory(
@@ -32,16 +33,13 @@ def theory(
         delta: the PAC-Bayes bound may fail with this probability
         head: whose softmax predicts: the last tap's, or the mean over all taps
     """
-    from rich.console import Console
-
     from gracecl.theory import page
     from gracecl.theory.measure import Settings, measure
 
     folder = only_run(folder)
     theory = measure(folder, Settings(draws, points, images, delta, head), data)
     page.write(theory)
-    console = Console()
     for table in page.tables(theory):
-        console.print(table)
-    print(page.reading(theory))
-    print(f"{folder / 'theory.md'} explains the numbers; theory.json and theory.png are beside it")
+        print_table(table)
+    print_out(page.reading(theory))
+    print_out(f"{folder / 'theory.md'} explains the numbers; theory.json and theory.png are beside it")

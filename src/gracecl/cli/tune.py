@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any, Literal
 
 from gracecl.cli.values import number_of, seeds_of, with_plugins
 from gracecl.errors import UserError
 from gracecl.registry.options import RunOptions, takes
+from gracecl.terminal import print_err, print_out
 
 
 @takes(
@@ -63,7 +63,6 @@ def tune(
     from gracecl.files import as_name
     from gracecl.report.compare import check_metric
     from gracecl.runs.result import configuration
-    from gracecl.runs.watch import say
     from gracecl.tuning import search
     from gracecl.tuning import space as spaces
 
@@ -72,12 +71,12 @@ def tune(
     check_metric(metric)
     config, taken = configuration(method, defaults, epochs, **options)
     if taken:
-        print(taken, file=sys.stderr)
+        print_err(taken)
     config = config.canonical()
     found = spaces.parse(space, config, method)
     config, numbers = spaces.without(config, found), tuple(seeds_of(seeds))
     wanted = search.Search(config, found, tasks, validation, numbers, metric, sampler, data, plugin)
     out = out or Path("runs/tune") / as_name(config.method)
-    best = search.tune(wanted, out, trials, number_of(jobs), threads, say)
-    print(f"best: {spaces.shown(best.values)}: {wanted.text(best.score)} in trial {best.place}")
-    print(f"{out / search.DEFAULTS} holds it; to use it: {wanted.use(method, out / search.DEFAULTS)}")
+    best = search.tune(wanted, out, trials, number_of(jobs), threads, print_err)
+    print_out(f"best: {spaces.shown(best.values)}: {wanted.text(best.score)} in trial {best.place}")
+    print_out(f"{out / search.DEFAULTS} holds it; to use it: {wanted.use(method, out / search.DEFAULTS)}")

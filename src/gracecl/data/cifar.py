@@ -67,6 +67,6 @@ class Cifar(Source):
 
     def _class_names(self, path: Path) -> tuple[str, ...]:
         names = read_pickle(path).get(self.names_key)
-        if not isinstance(names, list) or len(names) != self.classes:
+        if not isinstance(names, list) or len(names) != self.classes or not all(isinstance(name, bytes | str) for name in names):
             raise UserError(f"{path} has no '{self.names_key}' with {self.classes} names: get an official copy")
-        return tuple(name.decode("latin1") if isinstance(name, bytes) else str(name) for name in names)
+        return tuple(name.decode("latin1") if isinstance(name, bytes) else name for name in names)

@@ -2,12 +2,15 @@
 
 A pickle is a program. This reader gives it nothing to call: the four names that an honest CIFAR file mentions stand for
 inert parts written here, every other name is refused, and numpy never sees the file's own dtype or array states. The
-arrays are built afterwards, from raw bytes, after their type, shape and length have been checked.
+arrays are built afterwards, from raw bytes, after their type, shape and length have been checked. Tuples within tuples are
+counted before anything is made, as Python's own hash of a tuple ends the process where there are a hundred thousand.
 """
 
 from __future__ import annotations
 
+import io
 import pickle
+import pickletools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,15 +18,27 @@ from typing import Any
 import numpy as np
 
 from gracecl.errors import UserError
+from gracecl.files import read_file
 
+DEEPEST = 20
+"""tuples within each other; an array's state has two"""
+OPCODES = {ord(opcode.code): opcode for opcode in pickletools.opcodes}
+MAKE_TUPLES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET")
+BYTES_OF_A_LENGTH = {
+    pickletools.TAKEN_FROM_ARGUMENT1: 1,
+    pickletools.TAKEN_FROM_ARGUMENT4: 4,
+    pickletools.TAKEN_FROM_ARGUMENT4U: 4,
+    pickletools.TAKEN_FROM_ARGUMENT8U: 8,
+}
 PLAIN_TYPES = frozenset({"u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8"})
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
     """The dictionary in `path`, with text for keys, holding numbers, strings, lists and numpy arrays."""
     try:
-        with path.open("rb") as file:
-            content = _Reader(file, encoding="bytes").load()
+        data = read_file(path)
+        _check_depth(data)
+        content = _Reader(io.BytesIO(data), encoding="bytes").load()
         if not isinstance(content, dict):
             raise pickle.UnpicklingError("it holds no dictionary")
         return {_text(key): value.array() if isinstance(value, _Array) else value for key, value in content.items()}
@@ -40,6 +55,69 @@ def read_pickle(path: Path) -> dict[str, Any]:
         MemoryError,
     ) as error:
         raise UserError(f"{path} is damaged or no CIFAR file ({error}): get an official copy") from error
+
+
+def _check_depth(data: bytes) -> None:
+    """Follows the program of a pickle with the depth of each tuple in place of the tuple."""
+    stack: list[int] = []
+    marks: list[int] = []
+    memo: dict[int, int] = {}
+    at = 0
+    while True:
+        opcode = OPCODES.get(data[at])
+        if opcode is None:
+            raise pickle.UnpicklingError(f"byte {at} is no instruction")
+        argument, at = _argument(opcode, data, at + 1)
+        name, takes = opcode.name, len(opcode.stack_before)
+        if name == "STOP":
+            return
+        if name == "MARK":
+            marks.append(len(stack))
+            continue
+        if name == "POP" and marks and marks[-1] == len(stack):
+            marks.pop()
+            continue
+        taken: list[int] = []
+        if pickletools.markobject in opcode.stack_before:
+            start = marks.pop()
+            taken, takes = stack[start:], opcode.stack_before.index(pickletools.markobject)
+            del stack[start:]
+        if takes > len(stack):
+            raise pickle.UnpicklingError("it takes what is not there")
+        taken = stack[len(stack) - takes :] + taken
+        del stack[len(stack) - takes :]
+        depth = 0
+        if name in MAKE_TUPLES:
+            depth = 1 + max(taken, default=0)
+            if depth > DEEPEST:
+                raise pickle.UnpicklingError(f"it has more than {DEEPEST} tuples within each other")
+        elif name == "DUP":
+            [depth] = taken
+        elif name.endswith("GET"):
+            depth = memo[int.from_bytes(argument, "little") if "BIN" in name else int(argument)]
+        elif name == "MEMOIZE":
+            [depth] = taken
+            memo[len(memo)] = depth
+        elif name.endswith("PUT"):
+            memo[int.from_bytes(argument, "little") if "BIN" in name else int(argument)] = stack[-1]
+        stack += [depth] * len(opcode.stack_after)
+
+
+def _argument(opcode: pickletools.OpcodeInfo, data: bytes, at: int) -> tuple[bytes, int]:
+    """What follows an instruction, and where the next one is."""
+    if opcode.arg is None:
+        return b"", at
+    length = opcode.arg.n
+    if length == pickletools.UP_TO_NEWLINE:
+        end = data.index(b"\n", at)
+        if opcode.arg.name == "stringnl_noescape_pair":
+            end = data.index(b"\n", end + 1)
+        return data[at:end], end + 1
+    if length < 0:
+        prefix = BYTES_OF_A_LENGTH[length]
+        length = int.from_bytes(data[at : at + prefix], "little")
+        at += prefix
+    return data[at : at + length], at + length
 
 
 class _Refused(Exception):

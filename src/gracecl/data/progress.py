@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import IO, cast
+
+from gracecl.terminal import Screen, print_err
 
 Advance = Callable[[int], None]
 
@@ -17,7 +19,7 @@ def progress(title: str, total: int | None, unit: str = "images", *, done: int =
     """Yields a function to call with the amount of work just done; `done` is what an earlier attempt already did."""
     if not show:
         yield lambda amount: None
-    elif sys.stderr.isatty():
+    elif Screen().isatty():
         with _bar(title, total, unit, done) as advance:
             yield advance
     else:
@@ -42,7 +44,7 @@ def _bar(title: str, total: int | None, unit: str, done: int) -> Iterator[Advanc
         *amount,
         rich_progress.TimeRemainingColumn(),
     )
-    with rich_progress.Progress(*columns, console=Console(stderr=True)) as bar:
+    with rich_progress.Progress(*columns, console=Console(file=cast(IO[str], Screen()))) as bar:
         task = bar.add_task(title, total=total, completed=done)
         yield lambda step: bar.advance(task, step)
 
@@ -72,8 +74,7 @@ class _Lines:
         text += f", {self._amount(rate)}/s"
         if self.total is not None and not open_end and rate > 0:
             text += f", {(self.total - self.done) / rate:.0f} s left"
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        print_err(text)
 
     def _amount(self, number: float) -> str:
         return f"{number / 1e6:,.1f} MB" if self.unit == "bytes" else f"{number:,.0f}"

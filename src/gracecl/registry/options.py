@@ -122,6 +122,15 @@ def sentences(kind: type[LearnerOptions]) -> Mapping[str, str]:
     return found
 
 
+def docstring(thing: Any) -> str:
+    """The text of a function or a class, also where Python leaves it out (PYTHONOPTIMIZE=2)."""
+    if thing.__doc__ is None:
+        [definition] = ast.parse(textwrap.dedent(inspect.getsource(thing))).body
+        assert isinstance(definition, ast.FunctionDef | ast.ClassDef)
+        return ast.get_docstring(definition) or ""
+    return inspect.cleandoc(thing.__doc__)
+
+
 def takes(
     kind: type[LearnerOptions], *, leave_out: Sequence[str] = ("method",), open_ended: Mapping[str, str] | None = None
 ) -> Callable[[F], F]:
@@ -145,7 +154,7 @@ def takes(
             lines.append(f"{field.name}: {text}")
         function.__signature__ = known.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
         function.__annotations__ |= {parameter.name: parameter.annotation for parameter in added}
-        text = inspect.cleandoc(function.__doc__ or "")
+        text = docstring(function)
         listed = textwrap.indent("\n".join(lines), "    ")
         function.__doc__ = f"{text}\n{listed}" if "Args:" in text else f"{text}\n\nArgs:\n{listed}"
         return function

@@ -21,6 +21,7 @@ from gracecl import __version__
 from gracecl.files import finite, write_text
 from gracecl.functional.metrics import ANYTIME_METRICS, HIGHER_IS_BETTER, MATRIX_METRICS, Array
 from gracecl.functional.statistics import FEWEST_SEEDS, t_quantile
+from gracecl.registry.options import docstring
 from gracecl.report.beside_paper import METRICS, Column, about, column_for
 from gracecl.report.command import command
 from gracecl.report.groups import COSTS, cost_of, group_runs
@@ -187,7 +188,7 @@ def _short(value: float | None) -> float | None:
 def _metric(name: str) -> dict[str, Any]:
     functions: dict[str, Any] = {**MATRIX_METRICS, **ANYTIME_METRICS}
     about = {"ece": "expected calibration error at the end, a fraction", "nll": "negative log-likelihood at the end, in nats"}
-    sentence = (functions[name].__doc__ or "").strip().splitlines()[0] if name in functions else about[name]
+    sentence = docstring(functions[name]).splitlines()[0] if name in functions else about[name]
     return {"name": name, "higher": HIGHER_IS_BETTER[name], "decimals": DECIMALS.get(name, 2), "about": sentence}
 
 

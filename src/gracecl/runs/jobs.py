@@ -32,7 +32,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any, Literal, Protocol
 
-from gracecl.errors import UserError, plain_cautions, sentence
+from gracecl.errors import UserError, is_sentence, plain_cautions, sentence
 from gracecl.machine import MOST_THREADS
 from gracecl.runs import watch
 from gracecl.runs.run import Interrupted, RunConfig, Work, resume_command, stop_requests
@@ -139,9 +139,9 @@ class InTurn:
 def _attempt(work: Work, watching: watch.Watch, threads: int | None) -> Ending:
     try:
         work.carry_out(watching, threads)
-    except (UserError, OSError) as error:
-        return Ending(work, "refused", sentence(error))
-    except Exception:  # noqa: BLE001 (whatever it is, the other runs go on)
+    except Exception as error:  # noqa: BLE001 (whatever it is, the other runs go on)
+        if is_sentence(error):
+            return Ending(work, "refused", sentence(error))
         return Ending(work, "crashed", traceback.format_exc().rstrip())
     return Ending(work)
 

@@ -22,7 +22,7 @@ from gracecl.errors import UserError
 from gracecl.files import read_sealed, write_json
 from gracecl.report.runs import RECORD, SUMMARY
 from gracecl.runs.run import Work
-from gracecl.runs.watch import say
+from gracecl.terminal import print_err
 
 Kind = Literal["tensorboard", "wandb", "mlflow"]
 NEEDED = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
@@ -190,7 +190,7 @@ class Tail:
             self._hand_on(record)
         except Exception as error:  # noqa: BLE001 (whatever somebody else's library raises)
             self.failed = True
-            say(f"--log {self.kind} stopped for {self.title} ({error}); the run itself goes on")
+            print_err(f"--log {self.kind} stopped for {self.title} ({error}); the run itself goes on")
 
     def close(self) -> None:
         if self.log is None:
@@ -199,7 +199,7 @@ class Tail:
             self._finish()
             self.log.close()
         except Exception as error:  # noqa: BLE001
-            say(f"--log {self.kind} could not be closed for {self.title} ({error}); the run itself is complete")
+            print_err(f"--log {self.kind} could not be closed for {self.title} ({error}); the run itself is complete")
 
     def _open(self) -> None:
         if self.log is not None:

@@ -26,8 +26,9 @@ from gracecl.report.frames import evaluation_rows, frame, step_rows
 from gracecl.report.runs import measure
 from gracecl.runs import logs
 from gracecl.runs.run import Interrupted, RunConfig, Work
-from gracecl.runs.watch import LiveWatch, Watch, say
+from gracecl.runs.watch import LiveWatch, Watch
 from gracecl.streams import Stream
+from gracecl.terminal import print_err
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -138,7 +139,7 @@ def run(
     with in_use(modules) as code:
         config, taken = configuration(method, defaults, epochs, **options)
     if progress and taken:
-        say(taken)
+        print_err(taken)
     with tempfile.TemporaryDirectory(prefix="gracecl-") if out is None else nullcontext(out) as place:
         root = Path(place).expanduser()
         work = Work.new(config, root, data, code.names)

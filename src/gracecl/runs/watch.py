@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, cast
 
 from gracecl.runs.trainer import Trainer
+from gracecl.terminal import Screen, plain, print_err
 
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -117,10 +117,10 @@ class LiveWatch(Follower):
     @contextmanager
     def following(self, trainer: Trainer, title: str) -> Iterator[None]:
         with super().following(trainer, title):
-            if not sys.stderr.isatty():
+            if not Screen().isatty():
                 self._bar = None
                 yield
-                say(str(self.progress()))
+                print_err(str(self.progress()))
                 return
             from rich.console import Console, Group
             from rich.live import Live
@@ -136,7 +136,7 @@ class LiveWatch(Follower):
     def advance(self) -> None:
         if self._bar is None:
             if self.due(SECONDS_BETWEEN_LINES):
-                say(str(self.progress()))
+                print_err(str(self.progress()))
         elif self.due(SECONDS_BETWEEN_LOOKS):
             self._refresh()
 
@@ -183,7 +183,7 @@ class Board:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        if not sys.stderr.isatty():
+        if not Screen().isatty():
             yield
             return
         from rich.console import Console
@@ -216,9 +216,9 @@ class Board:
 
     def say(self, text: str) -> None:
         if self._live is None:
-            say(text)
+            print_err(text)
         else:  # through the display, which keeps it above the table
-            self._live.console.print(text, markup=False, highlight=False)
+            self._live.console.print(plain(text), markup=False, highlight=False)
 
     def _table(self) -> Any:
         """What ended last, what runs, and how far all of it is."""
@@ -248,31 +248,6 @@ class Board:
             return text
         seconds = (time.monotonic() - self.began) / done * (self._to_do - found - done)
         return f"{text}, ~{seconds:.0f} s left" if seconds < 100 else f"{text}, ~{seconds / 60:.0f} min left"
-
-
-class Screen:
-    """Standard error as it is now. A terminal that is gone ends no run: what cannot be shown any more is dropped."""
-
-    def __init__(self) -> None:
-        self._file = sys.stderr
-
-    def write(self, text: str) -> int:
-        with suppress(OSError):
-            self._file.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with suppress(OSError):
-            self._file.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-
-def say(text: str) -> None:
-    screen = Screen()
-    screen.write(text + "\n")
-    screen.flush()
 
 
 def _bars() -> Any:
