@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from commands import gracecl
-from gracecl import cli
+from gracecl import cli, run
 from gracecl.cli import VERBS
+from gracecl.data.progress import progress
 from gracecl.errors import is_sentence, sentence
-from gracecl.runs.watch import LiveWatch
 from gracecl.terminal import Lossy, Screen, plain, print_err, usable_width
 from run_folders import write_run
 from warm import OF_THIS_CHECKOUT, python
@@ -93,7 +93,9 @@ def test_a_program_without_standard_error_shows_nothing(monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "stderr", None)
     print_err("nobody")
     assert not Screen().isatty()
-    LiveWatch()
+    with progress("decoding", 3) as advance:
+        advance(3)
+    run("er", stream="split-digits(size=8)", net="mlp(width=8)", memory=20, steps=1, augment="none", device="cpu", progress=True)
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
@@ -158,6 +160,14 @@ def test_an_option_has_one_default_in_its_help(verb: str, monkeypatch: pytest.Mo
     assert not [line for line in lines if line.count("(default:") > 1 or "(default: )" in line]
 
 
+@pytest.mark.parametrize(("verb", "said"), [("run", "images that may be kept"), ("tune", "sets of values that are tried")])
+def test_help_explains_options(verb: str, said: str) -> None:
+    """Those that a verb takes from elsewhere, and its own."""
+    text = gracecl(verb, "--help").out
+    assert said in text
+    assert "evaluate every so many steps too" in text
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -194,7 +204,9 @@ def test_without_docstrings_the_command_works(tmp_path: Path) -> None:
         return done.stdout
 
     assert under_oo("--help") == gracecl("--help").out
-    assert "such as 0-4 or 0,3,7" in under_oo("run", "--help")
+    text = under_oo("run", "--help")
+    assert "such as 0-4 or 0,3,7" in text
+    assert "images that may be kept" in text
     assert "folders of runs" in under_oo("report", "--help")
     under_oo("run", "er", *SMALL, "--out", "out")
     assert (tmp_path / "out" / "report.html").is_file()

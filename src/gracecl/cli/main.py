@@ -47,7 +47,7 @@ VERBS: dict[str, Callable[..., int | None]] = {
     "theory": theory,
 }
 for function in VERBS.values():
-    function.__doc__ = docstring(function)
+    function.__doc__ = inspect.unwrap(function).__doc__ = docstring(function)  # the parser reads that of what is decorated
 ELSEWHERE: dict[str, tuple[str, str]] = {
     "lr": ("0.01", 'the learning rate is the optimizer\'s; write --optimizer "sgd(lr={})"'),
     "model": ("er", "methods are named without an option; write gracecl run {}"),
