@@ -463,7 +463,7 @@ def test_a_stream_without_marks_that_is_too_short_to_act_on_is_named(method: str
         learner.fit(stream)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Learner("er() + ewc(every=5)", classes=6, shape=(1, 8, 8), memory=20, net="mlp(width=8)").fit(stream)
+        Learner("er() + ewc(every=5)", classes=6, shape=(1, 8, 8), memory=20, net="mlp(width=8)", augment="none").fit(stream)
 
 
 FORK = """

@@ -145,7 +145,7 @@ def test_reading_of_grace(expression: str, law: str) -> None:
     METHOD_LAWS[law](expression)
 
 
-@pytest.mark.parametrize("stream", [toy_stream(), shuffled(toy_stream(), 5), offline(toy_stream(), 2, 7), toy_stream().cut(7)])
+@pytest.mark.parametrize("stream", [toy_stream(), shuffled(toy_stream(), 5), offline(toy_stream(), 2, 7), toy_stream().cut(17)])
 def test_stream(stream) -> None:
     check_stream(stream)
 
