@@ -78,7 +78,7 @@ def test_files_of_another_run_are_found(method: str, files: list[str], out: Path
     other, mixed = run_of(out, method, 0), run_of(out, "er", 1)
     for name in files:
         copy(name, other, mixed)
-    runs, [sentence] = report.read_runs(report.find_folders(out))
+    runs, [sentence] = report.read_runs(report.find_places(out))
     assert [run.config["seed"] for run in runs] == [0, 2, 0]
     assert str(mixed) in sentence
     assert "put " in sentence
@@ -134,7 +134,7 @@ def test_older_files_that_name_no_run_are_read_and_compared_by_what_they_say(out
 def test_committed_results_are_read() -> None:
     """A run of each study, those of older versions among them."""
     studies = [folder for folder in sorted(Path("results").iterdir()) if folder.is_dir()]
-    first = [next(iter(report.find_folders(study)), None) for study in studies]
+    first = [next(iter(report.find_places(study)), None) for study in studies]
     found = [report.read_run(folder) for folder in first if folder is not None]
     assert len(found) >= 10
     assert all(run.config and run.timing for run in found)
@@ -144,7 +144,7 @@ def test_an_imported_result_is_known_by_its_place(tmp_path: Path) -> None:
     results = [{"method": "Theirs", "stream": "s", "seed": seed, "accuracy": [[50.0 + seed]]} for seed in (0, 1)]
     (tmp_path / "theirs.json").write_text(json.dumps(results))
     assert gracecl("import", tmp_path / "theirs.json", "--out", tmp_path / "runs").code == 0
-    [first, second] = report.find_folders(tmp_path / "runs")
+    [first, second] = report.find_places(tmp_path / "runs")
     assert len(report.find_runs(tmp_path / "runs")) == 2
     for name in ("timing.json", "summary.json", "config.json"):
         copy(name, first, second)
@@ -160,7 +160,7 @@ def test_an_import_that_was_broken_off_leaves_the_other_runs_readable(written: i
     whole = ("config.json", "metrics.jsonl", "timing.json", "accuracy.json", "summary.json")
     for name in whole[written:]:
         (half / name).unlink()
-    runs, damaged = report.read_runs(report.find_folders(out))
+    runs, damaged = report.read_runs(report.find_places(out))
     assert (len(runs), damaged) == (4 if written == 1 else 5, [])
     assert ("Theirs" in [*load_runs(out)["method"]]) == (written > 1)
 
@@ -333,7 +333,7 @@ def test_json_that_cannot_be_walked_through_or_written_is_refused() -> None:
 def test_a_run_s_file_of_deep_json_is_one_sentence(name: str, depth: int, out: Path) -> None:
     damaged = run_of(out, "er", 1)
     write_text(damaged / name, f'{{"kind": {nested(depth)}}}\n')
-    _, [sentence] = report.read_runs(report.find_folders(out))
+    _, [sentence] = report.read_runs(report.find_places(out))
     assert str(damaged / name) in sentence
 
 

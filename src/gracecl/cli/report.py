@@ -43,7 +43,7 @@ def report(
     columns = [metric.strip() for metric in metrics.split(",")]
     for metric in columns:
         check_metric(metric)
-    runs, damaged = reports.read_runs([place for folder in folders for place in reports.find_folders(folder)])
+    runs, damaged = reports.read_runs([place for folder in folders for place in reports.find_places(folder)])
     if not runs and not damaged:
         raise UserError(f"there is no run in {' or '.join(map(str, folders))} or below; give what was given as --out")
     if runs:

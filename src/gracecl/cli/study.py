@@ -86,7 +86,9 @@ def study(
     with logs.logging(works, folder, () if as_is else log):
         outcomes = [] if as_is else run_all(works, number_of(jobs), threads)
     beside = {work.folder: run.paper for work, run in zip(works, planned, strict=True)}
-    finished, damaged = report.read_runs(work.folder for work in works if (work.folder / report.SUMMARY).is_file())
+    ended = [work.folder for work in works if (work.folder / report.SUMMARY).is_file() or report.line_for(work.folder)]
+    nameless = [line for line in report.lines_in(folder / report.KEPT) if not line.folder]
+    finished, damaged = report.read_runs([*ended, *nameless])
     if as_is and not finished:
         raise UserError(f"{folder} holds no finished run of this study; leave --as-is out to start them")
     if finished:

@@ -1,12 +1,15 @@
-"""Records in, tables, pictures and pages out. Reads run folders; knows nothing of torch."""
+"""Records in, tables, pictures and pages out. Reads runs; knows nothing of torch."""
 
+from gracecl.report.kept import KEPT, lines_in
 from gracecl.report.runs import (
     SUMMARY,
     Run,
     check_folder_name,
     find_begun,
-    find_folders,
+    find_places,
     find_runs,
+    line_for,
+    read_config,
     read_run,
     read_runs,
     read_summary,
@@ -18,12 +21,16 @@ from gracecl.report.write import FORMATS, write_comparison, write_figures, write
 
 __all__ = [
     "FORMATS",
+    "KEPT",
     "SUMMARY",
     "Run",
     "check_folder_name",
     "find_begun",
-    "find_folders",
+    "find_places",
     "find_runs",
+    "line_for",
+    "lines_in",
+    "read_config",
     "read_run",
     "read_runs",
     "read_summary",

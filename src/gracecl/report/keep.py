@@ -2,50 +2,67 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from gracecl.errors import UserError
-from gracecl.files import Written, parse_json, read_file, write_bytes, write_sealed, write_text
-from gracecl.registry.options import run_name
-from gracecl.report.runs import RECORD, SUMMARY, find_begun, read_runs, read_summary
-
-WHOLE = ("config.json", "accuracy.json", "timing.json")
+from gracecl.files import make_folder, parse_json, read_file, read_sealed, write_bytes
+from gracecl.report.kept import KEPT, in_order, line_of, lines_in
+from gracecl.report.runs import CONFIG, MATRICES, RECORD, SUMMARY, TIMING, Run, find_any, line_for, read_runs, read_summary
 
 
 def keep_runs(source: Path, to: Path, every: int) -> tuple[list[Path], list[str]]:
-    """Copies the finished runs below a folder, each to the same place below another; of steps every `every`-th record stays.
+    """Write the finished runs below a folder into `to`/runs.jsonl, beside those that it has; of steps, keep every `every`-th.
 
-    A study reads them like its own runs and does not carry them out again. A run that cannot be read is left out; there is a
-    sentence about each of these.
+    A study reads them like its own runs and does not execute them again. The file is replaced as a whole, or not at all. Returns
+    the paths by which the kept runs are known, and a sentence about each run that cannot be read and is left out.
     """
     if every < 1:
         raise UserError(f"--every must be at least 1, not {every}")
-    folders = find_begun(source)
-    kept, (runs, damaged) = [], read_runs(folders)
+    kept, (runs, damaged) = {}, read_runs(find_any(source))
     for run in runs:
-        folder = run.path
-        if (result := read_summary(folder)) is None:
-            if run.finished:
-                damaged.append(
-                    f"{folder} has no {SUMMARY} although the run came to its end; write it with: gracecl resume {folder}"
-                )
-            continue
-        place = to / folder.relative_to(source)
-        place.mkdir(parents=True, exist_ok=True)
-        for name in WHOLE:
-            if (folder / name).is_file():
-                write_bytes(place / name, read_file(folder / name))
-        write_text(place / RECORD, thinned(folder / RECORD, every))
-        owner = {"run": run_name(run.config)}  # which an older summary does not name
-        write_sealed(place / SUMMARY, result | owner | {"record": Written.to(place / RECORD)._asdict()})
-        kept.append(place)
+        if read_summary(run.path) is not None:
+            try:
+                kept[run.path.relative_to(source)] = parts_of(run, every)
+            except UserError as error:
+                damaged.append(str(error))
+        elif run.finished:
+            damaged.append(
+                f"{run.path} has no {SUMMARY} although the run came to its end; write it with: gracecl resume {run.path}"
+            )
     if not kept and not damaged:
         raise UserError(f"{source} holds no finished run; finish some with 'gracecl resume {source}'")
-    return kept, damaged
+    if kept:
+        lines = {}
+        for line in lines_in(to / KEPT):
+            line.read()  # which refuses a damaged one: it would be lost here
+            lines[Path(line.folder)] = line.data + b"\n"
+        lines |= {place: line_of(PurePosixPath(place), parts) for place, parts in kept.items()}
+        make_folder(to)
+        write_bytes(to / KEPT, b"".join(lines[place] for place in in_order(lines)))
+    return [to / place for place in kept], damaged
 
 
-def thinned(record: Path, every: int) -> str:
+def parts_of(run: Run, every: int) -> dict[str, Any]:
+    """What a line holds of a finished run."""
+    if line := line_for(run.path):
+        parts = line.read()
+        return parts | {"record": thinned(parts["record"], every)}
+    record = read_file(run.path / RECORD).splitlines() if (run.path / RECORD).is_file() else []
+    return {
+        "config": read_sealed(run.path / CONFIG),
+        "summary": read_sealed(run.path / SUMMARY),
+        # Older copies of runs have their matrices without the record.
+        "accuracy": run.matrices() if run.evals else read_sealed(run.path / MATRICES),
+        "timing": read_sealed(run.path / TIMING),
+        "record": thinned([parse_json(text) for text in record if text.strip()], every),
+    }
+
+
+def thinned(record: list[Any], every: int) -> list[Any]:
     """Evaluations and ends of tasks, and some of the steps."""
-    lines = [line for line in record.read_text(encoding="utf-8").splitlines() if line.strip()] if record.is_file() else []
-    chosen = [line for line in lines if (entry := parse_json(line))["kind"] != "step" or entry["step"] % every == 0]
-    return "".join(f"{line}\n" for line in chosen)
+
+    def stays(entry: Any) -> bool:
+        return not isinstance(entry, dict) or entry.get("kind") != "step" or entry["step"] % every == 0
+
+    return list(filter(stays, record))

@@ -1,4 +1,4 @@
-"""A run folder, read back.
+"""A run read back, from its folder or from a line of a study's `runs.jsonl`.
 
 The recorder appends to `metrics.jsonl` and may be killed at any byte, so a last line that is cut short is dropped;
 anything else that cannot be read is an error, because a report over half the evidence would look like a result.
@@ -22,16 +22,20 @@ from gracecl.errors import UserError
 from gracecl.files import Written, noted_in, parse_json, read_file, read_note, read_sealed
 from gracecl.functional.metrics import ANYTIME_METRICS, MATRIX_METRICS, Array, aaa, seen_rows
 from gracecl.registry.options import run_name
+from gracecl.report.kept import KEPT, Line, find_line, find_lines, in_order
 
 Record = dict[str, Any]
 
 CONFIG, RECORD, SUMMARY, TIMING = "config.json", "metrics.jsonl", "summary.json", "timing.json"
+MATRICES = "accuracy.json"
 CHECKPOINT = "checkpoint.safetensors"
 LEFT_BY_RUNS = (RECORD, SUMMARY, CHECKPOINT)
 """files by which a folder is known as a run's, also where its configuration is lost"""
 IMPORTED = "imported"
 """the folder above a result that others made, in the place of a configuration's hash"""
 PUT_BACK = "put it back from a copy, or delete the run's folder and run it again"
+Place = Path | Line
+"""where a run is: its folder, or a line of a file"""
 REQUIRED_SETTINGS = ("method", "stream", "seed", "rule")
 REQUIRED_FIELDS = {
     "step": ("step", "task", "rows"),
@@ -134,6 +138,10 @@ class Run:
             a[record["task"], : len(row)] = row
         return a
 
+    def matrices(self) -> dict[str, list[list[float]]]:
+        """Those of all rules, as lists."""
+        return {rule: self.matrix(rule).tolist() for rule in self.rules()}
+
     def seen(self, rule: str) -> tuple[list[int], list[Array]]:
         """Steps, and at each of them the accuracies on the tasks seen by then (any-time and task-end evaluations)."""
         self._check(rule)
@@ -231,53 +239,93 @@ def summary(run: Run) -> dict[str, Any]:
     }
 
 
-def read_run(path: str | Path, record: Written | None = None) -> Run:
-    """Read one run folder, whose files must belong together.
+def read_run(path: str | Place, record: Written | None = None) -> Run:
+    """Read one run from its folder, whose files must belong together, or from a line that keeps it.
 
     The configuration must be that of the folder, and every file must be of this configuration. The record must be the one that is
     given, or else the one that the run was finished with.
     """
+    if isinstance(path, Line):
+        return _read_line(path)
     folder = Path(path)
-    config = _read_config(folder)
+    if line := line_for(folder):
+        return _read_line(line)
+    config = read_config(folder)
     if record is None:
         record = _record_of(folder, config)
     if record and record != Written.to(folder / RECORD):
         raise UserError(f"{folder / RECORD} is not the record that the run wrote; {PUT_BACK}")
     records = _read_records(folder / RECORD)
     timing = read_sealed(folder / TIMING) if (folder / TIMING).is_file() else {}
-    _check_owner(folder / TIMING, timing, config)
+    plugins = read_note(folder / "plugins").splitlines()
+    return _assembled(folder, folder / TIMING, config, records, timing, plugins, record)
+
+
+def line_for(folder: Path) -> Line | None:
+    """The line that keeps the run of this folder; None where the folder itself holds something of it."""
+    return None if any(_holds(folder / name) for name in (CONFIG, *LEFT_BY_RUNS)) else find_line(folder)
+
+
+def _read_line(line: Line) -> Run:
+    parts = line.read()
+    _check_config(line.path, line, parts["config"])
+    _check_owner(line, parts["summary"], parts["config"])
+    records = [record for entry in parts["record"] if (record := _checked_record(entry, f"an entry of {line}"))]
+    return _assembled(line.path, line, parts["config"], records, parts["timing"], [], Written.of(parts["summary"].get("record")))
+
+
+def _assembled(
+    path: Path,
+    source: Path | Line,
+    config: Record,
+    records: list[Record],
+    timing: Record,
+    plugins: list[str],
+    record: Written | None,
+) -> Run:
+    """A run of what was read; `source` is where its times are from."""
+    _check_owner(source, timing, config)
     timing.pop("run", None)
     if not _are_numbers(timing):
-        raise UserError(f"{folder / TIMING} is damaged: it holds other things than numbers")
+        raise UserError(f"{source} is damaged: it holds other things than numbers")
     return Run(
-        path=folder,
+        path=path,
         config=config,
         steps=_by_step(record for record in records if record["kind"] == "step"),
         evals=_by_step(record for record in records if record["kind"] == "eval"),
         tasks=_by_step(record for record in records if record["kind"] == "task"),
         timing=timing,
-        plugins=read_note(folder / "plugins").splitlines(),
+        plugins=plugins,
         record=record,
     )
 
 
-def _read_config(folder: Path) -> Record:
+def read_config(folder: Path) -> Record:
+    """The configuration of the run that has this folder, or would have it if it were not kept in a line."""
+    if line := line_for(folder):
+        return _read_line(line).config
     file = folder / CONFIG
     if not file.is_file():
         raise UserError(without_config(folder))
     config = read_sealed(file)
+    _check_config(folder, file, config)
+    return config
+
+
+def _check_config(folder: Path, file: Path | Line, config: Record) -> None:
     if missing := [name for name in REQUIRED_SETTINGS if name not in config]:
         raise UserError(f"{file} is not a run's: it lacks {', '.join(missing)}")
     if wrong := [name for name, fits in SETTINGS.items() if name in config and not fits(config[name])]:
         raise UserError(f"{file} is damaged: its {wrong[0]} is {config[wrong[0]]!r}")
     check_folder_name(folder, config)
-    return config
 
 
 def without_config(folder: Path) -> str:
     """What to say of a folder that has no config.json: a run whose configuration is lost, or no run."""
     if left := [name for name in LEFT_BY_RUNS if _holds(folder / name)]:
         return f"{folder} has no {CONFIG} beside its {left[0]}; {remedy_for_config(folder)}"
+    if line_for(folder) or find_lines(folder):
+        return f"the runs in {folder} are finished and kept in {KEPT} without their weights: nothing can be continued or exported"
     return f"{folder} holds no run (no {CONFIG}); give the folder that 'gracecl run' printed"
 
 
@@ -321,7 +369,7 @@ def _record_of(folder: Path, config: Record) -> Written | None:
     return None
 
 
-def _check_owner(file: Path, told: Record, config: Record) -> None:
+def _check_owner(file: Path | Line, told: Record, config: Record) -> None:
     """Refuse a file that says it is another run's. One from before files named their run says less, or nothing."""
     own = {**{name: config[name] for name in REQUIRED_SETTINGS}, "run": run_name(config)}
     for name, value in own.items():
@@ -331,22 +379,36 @@ def _check_owner(file: Path, told: Record, config: Record) -> None:
             )
 
 
-def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
+def read_runs(places: Iterable[Place]) -> tuple[list[Run], list[str]]:
     """Those runs that can be read, and a sentence about each of the others: a damaged one does not hide the rest."""
     runs, damaged = [], []
-    for folder in folders:
+    for place in places:
         try:
-            runs.append(read_run(folder))
+            runs.append(read_run(place))
         except UserError as error:
             damaged.append(str(error))
     return runs, damaged
 
 
-def find_folders(root: str | Path) -> list[Path]:
-    """The folders of runs in `root` and below that have something to report, and of those that a study in `root` took over from
-    others; by configuration and seed."""
-    begun = {*find_begun(root), *taken_over(Path(root))}
-    return _in_order(place for place in begun if any((place / name).is_file() for name in LEFT_BY_RUNS))
+def find_places(root: str | Path) -> list[Place]:
+    """The runs in `root` and below that have something to report, and those that a study in `root` took over from others; by
+    configuration and seed."""
+    begun = [*find_begun(root), *taken_over(Path(root))]
+    folders = [folder for folder in begun if any((folder / name).is_file() for name in LEFT_BY_RUNS)]
+    lines = [*find_lines(Path(root)), *(line for folder in begun if (line := line_for(folder)))]
+    return _each_once(folders, lines)
+
+
+def find_any(root: str | Path) -> list[Place]:
+    """Every run in `root` and below, whether it has something to report or not."""
+    return _each_once(find_begun(root), find_lines(Path(root)))
+
+
+def _each_once(folders: Iterable[Path], lines: Iterable[Line]) -> list[Place]:
+    """A run that has its folder still is read from there. A line that does not name its run stands for itself."""
+    places: dict[Path, Place] = {line.path if line.folder else line.file / str(line.number): line for line in lines}
+    places |= {folder: folder for folder in folders}
+    return [places[path] for path in in_order(places)]
 
 
 def find_begun(root: str | Path) -> list[Path]:
@@ -358,11 +420,7 @@ def find_begun(root: str | Path) -> list[Path]:
     # What an import that was killed had written by then is no run.
     places = [at for at in places if not any(part.endswith(".part") for part in at.relative_to(folder).parts)]
     # A run that is just beginning has an empty record before it has a configuration.
-    return _in_order(at for at in places if (at / CONFIG).is_file() or any(_holds(at / name) for name in LEFT_BY_RUNS))
-
-
-def _in_order(places: Iterable[Path]) -> list[Path]:
-    return sorted(places, key=lambda place: (place.parent, len(place.name), place.name))
+    return in_order(at for at in places if (at / CONFIG).is_file() or any(_holds(at / name) for name in LEFT_BY_RUNS))
 
 
 def _holds(file: Path) -> bool:
@@ -383,8 +441,8 @@ def taken_over(folder: Path) -> set[Path]:
 def find_runs(root: str | Path, damaged: list[str] | None = None) -> list[Run]:
     """Every run in `root` and below, by folder and seed. One that cannot be read is an error, or a sentence in a list of them."""
     if damaged is None:
-        return list(map(read_run, find_folders(root)))
-    runs, sentences = read_runs(find_folders(root))
+        return list(map(read_run, find_places(root)))
+    runs, sentences = read_runs(find_places(root))
     damaged += sentences
     return runs
 
@@ -392,7 +450,8 @@ def find_runs(root: str | Path, damaged: list[str] | None = None) -> list[Run]:
 def read_summary(folder: Path) -> Record | None:
     """What a finished run's summary.json holds; None where the run is not finished, or was cut off while it wrote the file."""
     try:
-        found = read_sealed(folder / SUMMARY)
+        line = line_for(folder)
+        found = line.read()["summary"] if line else read_sealed(folder / SUMMARY)
     except (OSError, UserError):
         return None
     return found if "metrics" in found else None
@@ -423,18 +482,24 @@ def _read_records(path: Path) -> list[Record]:
             if number == len(lines):  # no newline after it: the writer was killed here
                 break
             raise UserError(f"line {number} of {path} is damaged; put it back from a copy, or delete the run's folder") from None
-        kind = record.get("kind") if isinstance(record, dict) else None
-        if isinstance(kind, str) and kind in REQUIRED_FIELDS:
-            whole = all(name in record for name in REQUIRED_FIELDS[kind]) and all(
-                fits(record[name]) for name, fits in FIELDS.items() if name in record
-            )
-            if not whole or (kind == "eval" and record["task"] < 0):
-                raise UserError(
-                    f"line {number} of {path} is no {kind} record: it needs {', '.join(REQUIRED_FIELDS[kind])}; resume the run or "
-                    "delete its folder"
-                )
-            records.append(record)
+        if checked := _checked_record(record, f"line {number} of {path}"):
+            records.append(checked)
     return records
+
+
+def _checked_record(record: Any, source: str) -> Record | None:
+    """A record with all that its kind needs; None if it is of no kind that is known here."""
+    kind = record.get("kind") if isinstance(record, dict) else None
+    if not (isinstance(kind, str) and kind in REQUIRED_FIELDS):
+        return None
+    whole = all(name in record for name in REQUIRED_FIELDS[kind]) and all(
+        fits(record[name]) for name, fits in FIELDS.items() if name in record
+    )
+    if not whole or (kind == "eval" and record["task"] < 0):
+        raise UserError(
+            f"{source} is no {kind} record: it needs {', '.join(REQUIRED_FIELDS[kind])}; resume the run or delete its folder"
+        )
+    return dict(record)
 
 
 def _numbers(values: list[float | None]) -> Array:

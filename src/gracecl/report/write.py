@@ -11,7 +11,7 @@ from gracecl.files import Written, as_name, write_json, write_sealed, write_text
 from gracecl.report import figures, page, sheet
 from gracecl.report.beside_paper import column_for
 from gracecl.report.groups import COSTS, group_runs
-from gracecl.report.runs import RECORD, SUMMARY, Run, find_runs, read_run, summary
+from gracecl.report.runs import MATRICES, RECORD, SUMMARY, Run, find_runs, read_run, summary
 from gracecl.report.tables import COMPARED, comparison_markdown
 
 FIGURES = ("pdf", "svg")
@@ -27,7 +27,7 @@ def write_run_report(path: str | Path, record: Written | None = None) -> dict[st
     record = record or Written.to(Path(path) / RECORD)
     run = read_run(path, record)
     result = summary(run) | {"record": record._asdict()}
-    write_json(run.path / "accuracy.json", {rule: run.matrix(rule).tolist() for rule in run.rules()})
+    write_json(run.path / MATRICES, run.matrices())
     figures.accuracy_matrix(run, run.path / "matrix.png")
     figures.layer_curves(run, run.path / "layers.png")
     figures.loss_curves(run, run.path / "losses.png")

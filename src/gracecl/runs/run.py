@@ -88,7 +88,7 @@ class Work:
         """The run that a folder holds, with the data and the plugins it noted there unless others are given."""
         file = folder / "config.json"
         try:
-            written = read_sealed(file)
+            written = report.read_config(folder) if report.line_for(folder) else read_sealed(file)
             given = {field.name for field in fields(RunConfig)} & written.keys() | set(ALWAYS_WRITTEN)
             config = RunConfig(**{name: written[name] for name in given})
             report.check_folder_name(folder, asdict(config))

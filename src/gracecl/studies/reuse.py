@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gracecl import __version__
 from gracecl.errors import UserError
-from gracecl.files import read_sealed
+from gracecl.report import read_config
 from gracecl.runs.run import Work
 
 PLACES = (Path("results"), Path("runs"))
@@ -40,7 +40,7 @@ def fits(work: Work) -> bool:
     if not work.finished:
         return False
     try:
-        versions = read_sealed(work.folder / "config.json").get("versions", {})
+        versions = read_config(work.folder).get("versions", {})
     except (OSError, UserError):
         return False
     return bool(versions.get("gracecl") == __version__)

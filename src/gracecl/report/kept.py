@@ -1,0 +1,115 @@
+"""Finished runs in one file, `runs.jsonl`: a line of JSON for each, in the order of their folders, which they no longer need.
+
+    {"folder":"<stream>/<method>/<hash>/<seed>","config":{…},"summary":{…},"accuracy":{…},"timing":{…},"record":[…],"digest":"…"}
+
+The parts are what the files of a run's folder hold, the record thinned. A run keeps the path that its folder would have below
+that of the file, so whoever knows a run by its path finds it here. The digest is that of all bytes before it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from gracecl.errors import UserError
+from gracecl.files import Digest, finite, parse_json, read_file
+
+KEPT = "runs.jsonl"
+PARTS = {"config": dict, "summary": dict, "accuracy": dict, "timing": dict, "record": list}
+"""what a line holds of a run"""
+BEGINNING, SEAL = '{"folder":', ',"digest":"'
+FILES_CACHED = 64
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of such a file."""
+
+    file: Path
+    number: int
+    folder: str
+    """of the run, below that of the file; empty where the line does not say"""
+    data: bytes
+
+    def __str__(self) -> str:
+        return f"line {self.number} of {self.file}"
+
+    @property
+    def path(self) -> Path:
+        """Where the run's folder would be."""
+        return self.file.parent / self.folder if self.folder else self.file
+
+    def read(self) -> dict[str, Any]:
+        """The parts of the run, if they are as they were written."""
+        body, _, seal = self.data.rpartition(SEAL.encode())
+        try:
+            values = dict(parse_json(self.data)) if seal == f'{Digest().add(body)}"}}'.encode() else {}
+        except (ValueError, TypeError):
+            values = {}
+        if not self.folder or not all(isinstance(values.get(name), kind) for name, kind in PARTS.items()):
+            raise UserError(f"{self} was changed by hand or damaged; put it back from a copy, or delete it and keep the run again")
+        return {name: values[name] for name in PARTS}
+
+
+def line_of(folder: PurePosixPath, parts: dict[str, Any]) -> bytes:
+    """A run as a line."""
+    values = finite({"folder": str(folder), **{name: parts[name] for name in PARTS}})
+    body = json.dumps(values, separators=(",", ":"), allow_nan=False)[:-1].encode()
+    return body + f'{SEAL}{Digest().add(body)}"}}\n'.encode()
+
+
+def lines_in(file: Path) -> tuple[Line, ...]:
+    """The lines of a file; none if it is not there."""
+    if not file.is_file():
+        return ()
+    found = file.stat()
+    return _split(file, (found.st_ino, found.st_mtime_ns, found.st_size))
+
+
+@functools.lru_cache(FILES_CACHED)
+def _split(file: Path, _: tuple[int, ...]) -> tuple[Line, ...]:
+    """Read a file once for as long as it stays the same: a study looks for each of its runs in all of them."""
+    lines, known = [], set[str]()
+    for number, data in enumerate(read_file(file).split(b"\n"), start=1):
+        if data.strip():
+            folder = _folder_in(data)
+            # The second line of one run would be counted as another seed.
+            lines.append(Line(file, number, "" if folder in known else folder, data))
+            known.add(folder)
+    return tuple(lines)
+
+
+def _folder_in(data: bytes) -> str:
+    """What a line names as the run's folder; empty if it names none below its own."""
+    text = data.decode("utf-8", errors="replace")
+    try:
+        folder, _ = json.JSONDecoder().raw_decode(text, len(BEGINNING) if text.startswith(BEGINNING) else len(text))
+    except ValueError:
+        return ""
+    place = PurePosixPath(folder) if isinstance(folder, str) and "\0" not in folder else PurePosixPath("/")
+    return "" if place.is_absolute() or ".." in place.parts else str(place)
+
+
+def find_line(folder: Path) -> Line | None:
+    """The line of the run that would have this folder, in a file of one of the folders above it."""
+    for above in folder.parents:
+        if lines := lines_in(above / KEPT):
+            name = folder.relative_to(above).as_posix()
+            if found := [line for line in lines if line.folder == name]:
+                return found[0]
+    return None
+
+
+def find_lines(root: Path) -> list[Line]:
+    """All lines of files in a folder and below."""
+    return [line for at, _, names in os.walk(root) if KEPT in names for line in lines_in(Path(at) / KEPT)]
+
+
+def in_order(paths: Iterable[Path]) -> list[Path]:
+    """By configuration and seed."""
+    return sorted(paths, key=lambda path: (path.parent, len(path.name), path.name))
