@@ -318,7 +318,7 @@ def test_json_that_cannot_be_walked_through_or_written_is_refused() -> None:
     assert parse_json(nested(200)) is not None
     assert parse_json(f"[{', '.join(1000 * ['[]'])}]") == 1000 * [[]]
     for text in (nested(201), nested(950), DEEP, f'{{"a": {nested(300)}, "b": 1}}'):
-        with pytest.raises(ValueError, match="more than 200 lists and objects within each other"):
+        with pytest.raises(ValueError, match="more than 200 lists or tables within each other"):
             parse_json(text)
     for text in ('"\\ud800"', b'"\\uDC00"'):
         with pytest.raises(ValueError, match="half of a surrogate pair"):

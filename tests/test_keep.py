@@ -118,7 +118,7 @@ def test_tables_of_kept_runs_are_those_of_the_runs(both: Path) -> None:
         assert len(first) > 1
         assert first.equals(second)
     said = [gracecl("report", both / folder, "--formats", "csv,html,md") for folder in ("made", "kept")]
-    assert [one.code for one in said] == [0, 0]
+    assert [(one.code, "each folder has matrix.png" in one.out) for one in said] == [(0, True), (0, False)]
     assert (both / "made" / "report.csv").read_text() == (both / "kept" / "report.csv").read_text()
     assert gracecl("export", both / "kept", both / "kept.csv").out.startswith("2 rows")
 

@@ -485,6 +485,15 @@ NUMBERS = [
         within("_by_step", ('record.get("task_end", True) or not earlier.get("task_end", False)', "True")),
     ),
     *of(
+        "report/kept.py",
+        "test_keep.py",
+        within("Line.read", ("seal == f'{Digest().add(body)}\"}}'.encode()", "True")),
+        within("_split", ('"" if folder in known else folder', "folder")),
+        within("find_line", ("line.folder == name", "True")),
+    ),
+    *of("report/keep.py", "test_keep.py", within("thinned", ('entry["step"] % every == 0', 'entry["step"] % every == 1'))),
+    *of("report/runs.py", "test_keep.py", within("_each_once", ("places |= {folder: folder for folder in folders}", "pass"))),
+    *of(
         "report/groups.py",
         "test_report.py test_compare.py",
         within("Group.minus", ("[run for run in self.runs if _pair_key(run) in theirs]", "self.runs[: len(theirs)]")),

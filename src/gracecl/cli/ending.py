@@ -51,7 +51,9 @@ def show(
         print_out(run.path)
     tables = [str(path) for path in written if path.parent == out and path.suffix != ".html"]
     if tables:
-        print_out(f"{', '.join(tables)} compare them; each folder has matrix.png, layers.png and losses.png")
+        drawn_alone = all((run.path / "matrix.png").is_file() for run in runs)  # kept runs have no folder
+        beside = "; each folder has matrix.png, layers.png and losses.png" if drawn_alone else ""
+        print_out(f"{', '.join(tables)} compare them{beside}")
     if drawn := [path for path in written if path.parent != out]:
         print_out(f"{drawn[0].parent} has {len(drawn)} figures")
     if "html" in formats:
