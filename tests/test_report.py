@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
-from rich.table import Table
 
 from gracecl.errors import UserError
 from gracecl.files import replacing
@@ -20,6 +19,7 @@ from gracecl.report import figures, find_runs, read_run, summary, tables, write_
 from gracecl.report.groups import Group
 from gracecl.report.runs import Run, measure
 from gracecl.report.style import spread
+from gracecl.report.table import Table
 from run_folders import STEPS_PER_TASK, write_run
 
 PNG = b"\x89PNG\r\n\x1a\n"

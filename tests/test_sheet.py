@@ -70,12 +70,12 @@ def test_latex(root: Path) -> None:
     rows = [re.split(r" & ", line.strip().removesuffix(r" \\")) for line in body]
     assert [len(row) for row in rows] == [5, 5, 5]
     for row, line, name in zip(rows, found, ("ER", "GRACE", "MOSE"), strict=True):
-        mean, std = line.cells["acc"].ours[:2]
+        mean, std = line.values["acc"].ours[:2]
         assert row[0] == rf"\texttt{{{line.group.label}}}"
         assert re.sub(r"\\(textbf|underline){(.*?)}", r"\2", row[1]) == rf"{mean:.1f} {{\scriptsize $\pm$ {std:.1f}}}"
         assert row[2] == f"{PAPER[name]:.1f}"
         assert row[3] == f"${mean - PAPER[name]:+.1f}$"
-    by_accuracy = sorted(rows, key=lambda row: -found[rows.index(row)].cells["acc"].ours.mean)
+    by_accuracy = sorted(rows, key=lambda row: -found[rows.index(row)].values["acc"].ours.mean)
     assert r"\textbf" in by_accuracy[0][1]
     assert r"\underline" in by_accuracy[1][1]
     assert "{" not in by_accuracy[2][1].split("{\\scriptsize")[0]
@@ -107,17 +107,17 @@ def test_latex_compiles(root: Path, tmp_path: Path) -> None:
 
 def test_less_is_better_where_it_is(root: Path) -> None:
     found = sheet.lines(group_runs(find_runs(root)), ["forgetting"])
-    best = min(found, key=lambda line: line.cells["forgetting"].ours.mean)
-    assert best.cells["forgetting"].place == 0
-    assert sorted(line.cells["forgetting"].place for line in found if line.cells["forgetting"].place is not None) == [0, 1]
+    best = min(found, key=lambda line: line.values["forgetting"].ours.mean)
+    assert best.values["forgetting"].place == 0
+    assert sorted(line.values["forgetting"].place for line in found if line.values["forgetting"].place is not None) == [0, 1]
 
 
 def test_csv(root: Path) -> None:
     found = sheet.lines(group_runs(find_runs(root)), ["acc"], Column("Split CIFAR-100", 1000))
     rows = list(csv.DictReader(StringIO(sheet.csv(found, ["acc"]))))
     assert [row["method"] for row in rows] == [line.group.label for line in found]
-    assert float(rows[0]["acc"]) == found[0].cells["acc"].ours.mean
-    assert float(rows[0]["acc_difference"]) == pytest.approx(found[0].cells["acc"].ours.mean - PAPER["ER"])
+    assert float(rows[0]["acc"]) == found[0].values["acc"].ours.mean
+    assert float(rows[0]["acc_difference"]) == pytest.approx(found[0].values["acc"].ours.mean - PAPER["ER"])
 
 
 def test_one_seed_leaves_cells_empty(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_one_seed_leaves_cells_empty(tmp_path: Path) -> None:
     [row] = csv.DictReader(StringIO(sheet.csv(found, ["acc"])))
     assert row["acc_std"] == row["acc_half_width"] == ""
     assert "pm" not in sheet.latex(found, ["acc"], "")
-    assert math.isnan(found[0].cells["acc"].difference)
+    assert math.isnan(found[0].values["acc"].difference)
 
 
 def test_the_paper_stands_beside_ours_in_every_table(root: Path) -> None:

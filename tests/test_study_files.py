@@ -5,21 +5,35 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gracecl import cli, paper
+from gracecl.errors import UserError
 from gracecl.files import read_sealed, write_sealed
+from gracecl.registry.plugins import in_use
 from gracecl.report import Run, find_runs
 from gracecl.report.beside_paper import row_of
-from gracecl.studies import beside_paper
+from gracecl.report.runs import measure
+from gracecl.studies import beside_paper, page
 from gracecl.studies.results import Results
 from gracecl.studies.study import SCALES, Source, names, read
 from test_study import final, run_of
 
 DOCS = (Path(__file__).parent.parent / "docs" / "studies.md").read_text(encoding="utf-8")
 EXAMPLE = re.findall(r"```toml\n(.*?)```", DOCS, flags=re.DOTALL)[0]
+RENDERER = re.findall(r"```python\n(.*?)```", DOCS, flags=re.DOTALL)[0]
+SMALL = """methods = ["er()"]
+stream = "split-digits(size=8, classes='0-3', tasks=2, batch=20)"
+net = "mlp(width=8, depth=2)"
+memory = 20
+steps = 8
+augment = "none"
+device = "cpu"
+seeds = "0-1"
+"""
 EVERY = [(name, scale) for name in names() for scale in Source(name).scales()]
 ALONE = ["--jobs", "1", "--threads", "1"]
 
@@ -254,6 +268,63 @@ def test_the_scale_is_on_every_output(tmp_path: Path, capsys: pytest.CaptureFixt
     assert Results("x", "mini", "", [], [], tmp_path).titled("Against er()") == "Against er() (scale mini)"
 
 
+# Renderers of one's own.
+
+
+def test_a_renderer_of_one_s_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The example of docs/studies.md. Runs do not depend on it: an edit makes another page of the same runs."""
+    file, plugin = write(tmp_path, SMALL + 'show = ["worst_seed"]\n'), write(tmp_path, RENDERER, "worst.py")
+    out = tmp_path / "out"
+    assert study(file, "--out", out) == 2
+    sentence = (
+        "show has no 'worst_seed' (there are: against_paper, beside_paper, cost, entropy, mechanism, paired; --plugin names a file"
+    )
+    assert sentence in capsys.readouterr().err
+    assert not out.exists()
+
+    assert study(file, "--out", out, "--plugin", plugin) == 0
+    runs = find_runs(out)
+    assert all(run.plugins == () and "plugin_code" not in run.config for run in runs)
+    lowest = min(measure(run, run.rule)["acc"] for run in runs)
+    assert f"| method | lowest acc |\n| --- | ---: |\n| `er()` | {lowest:.1f} |" in (out / "mine.md").read_text(encoding="utf-8")
+    assert json.loads((out / "mine.json").read_text())["worst_seed"] == {"er()": pytest.approx(lowest)}
+
+    write(tmp_path, RENDERER.replace("lowest acc", "lowest"), "worst.py")
+    assert study(file, "--out", out, "--plugin", plugin, "--as-is") == 0
+    assert "| method | lowest |" in (out / "mine.md").read_text(encoding="utf-8")
+    assert len(find_runs(out)) == 2
+
+
+def test_a_plugin_with_a_method_and_a_renderer_belongs_to_its_runs(tmp_path: Path) -> None:
+    method = "from gracecl.methods.er import ER\nfrom gracecl.registry import methods\n\n@methods.register('mine')\nclass Mine(ER): pass\n"
+    both, alone = (
+        write(tmp_path, RENDERER + method, "both.py"),
+        write(tmp_path, RENDERER.replace("worst_seed", "other"), "alone.py"),
+    )
+    with in_use([str(both), str(alone)]) as code:
+        assert code.of_runs == (str(both),)
+    with in_use([str(write(tmp_path, "", "empty.py"))]) as code:
+        assert code.of_runs == code.names, "what registers nothing may change runs in another way"
+
+
+@pytest.mark.parametrize(
+    ("returned", "sentence"),
+    [
+        ("'## Text'", "the renderer 'own' returned '## Text'; return a list of gracecl.studies.results.Section"),
+        ("[Section('seeds', '', 1)]", "a section of the page has the key 'seeds', which page.json has already; give it another"),
+    ],
+)
+def test_what_a_renderer_returns_is_checked(returned: str, sentence: str, tmp_path: Path) -> None:
+    text = "from gracecl.registry import renderers\nfrom gracecl.studies.results import Section\n"
+    plugin = write(tmp_path, f"{text}\n@renderers.register('own')\ndef own(results): return {returned}\n", "own.py")
+    results = Results("page", "own", "", [final("er()", 35.0)], [None], tmp_path)
+    with in_use([str(plugin)]):
+        asked = replace(read("mini"), name="page", show=("own",))
+        with pytest.raises(UserError, match=re.escape(sentence)):
+            page.write(asked, results, page.Made("", 1, {}))
+    assert not (tmp_path / "page.md").exists()
+
+
 # Beside the paper's tables.
 
 
@@ -265,7 +336,9 @@ def test_ours_the_paper_s_and_the_difference() -> None:
     beside = [{**where, "variant": "full"}] * 2 + [{**where, "variant": "without_adaptive_training"}]
     found = beside_paper.lines(runs, [*beside, {**where, "table": "main_accuracy"}])
     values = [
-        (line.row, line.group.label, line.cells[0].ours.mean, line.cells[0].paper, line.cells[0].difference) for line in found
+        (line.row, line.group.label, value.ours.mean, value.paper, value.difference)
+        for line in found
+        for value in line.values.values()
     ]
     assert values == [
         ("GRACE", "grace(mose())", 41.0, 39.4, pytest.approx(1.6)),
@@ -280,7 +353,7 @@ def test_ours_the_paper_s_and_the_difference() -> None:
 def test_forgetting_is_the_paper_s_definition() -> None:
     where = {"table": "main_forgetting", "dataset": "Split CIFAR-100", "buffer_size": 1000}
     [line] = beside_paper.lines([final("mose()", 35.0)], [where])
-    assert [cell.metric for cell in line.cells] == ["AF"]
+    assert list(line.values) == ["AF"]
     assert beside_paper.heading("AF") == "forgetting_mose (AF) ↓"
 
 

@@ -120,7 +120,7 @@ CORNERS = [
     *of(
         "studies/beside_paper.py",
         "test_study_files.py",
-        within("_order", ('-1 if HIGHER_IS_BETTER.get(OURS.get(first.metric, ""), False) else 1', "-1")),
+        within("_order", ('-1 if HIGHER_IS_BETTER.get(OURS.get(metric, ""), False) else 1', "-1")),
     ),
     # Nested methods.
     *of("methods/base.py", "oracle/test_spec.py", within("joined", ("inner.keys() & own.keys()", "set()"))),

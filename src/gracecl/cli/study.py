@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from gracecl.cli.ending import tell, verdict
 from gracecl.cli.values import Views, number_of, seeds_of, with_plugins
 from gracecl.errors import UserError
+from gracecl.registry.plugins import in_use
 from gracecl.terminal import print_out
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def study(
         out: folder for the runs and the page (default: results/NAME-SCALE, results/NAME where the study has one scale, and
             runs/NAME with --quick)
         data: folder of the data sets (default: $GRACECL_DATA)
-        plugin: modules or files that register methods of your own
+        plugin: modules or files that register methods or renderers of your own
         log: also show the runs in TensorBoard (files in OUT/tensorboard), Weights & Biases or MLflow (OUT/mlflow)
         jobs: runs at once, each in a process of its own; auto is as many as there are cores
         threads: of each run (default: the cores, shared out)
@@ -72,6 +73,8 @@ def study(
     from gracecl.studies.reuse import reuse
     from gracecl.studies.study import read
 
+    with in_use(plugin) as code:  # a renderer changes no run, so its file is no part of what names one
+        plugin = code.of_runs
     found = read(name, scale, quick)
     planned = found.plan(methods, None if seeds is None else seeds_of(seeds))
     folder = out or Path("runs" if quick else "results") / found.name

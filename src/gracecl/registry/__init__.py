@@ -1,4 +1,4 @@
-"""Names: which methods, streams, nets and data sets there are, found without importing any of them.
+"""Names: which methods, streams, nets, data sets, controllers and renderers there are, found without importing any of them.
 
 A thing registers itself where it is written::
 
@@ -186,3 +186,4 @@ nets = Registry("net", "gracecl.nets")
 streams = Registry("stream", "gracecl.streams")
 datasets = Registry("dataset", "gracecl.data")
 controllers = Registry("controller", "gracecl.controllers")
+renderers = Registry("renderer", "gracecl.studies")

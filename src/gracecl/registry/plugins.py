@@ -1,4 +1,4 @@
-"""Plugins: the user's own modules and files that register methods, nets, streams, data sets or controllers.
+"""Plugins: the user's own modules and files that register methods, nets, streams, data sets, controllers or renderers.
 
 What plugins register holds while they are in use (`in_use`), and in no other run: two runs of one process may name two files that
 register one name. A plugin is executed once per process, as any module is, and anew when its code has changed.
@@ -108,6 +108,8 @@ class Code:
         self.plugins = tuple(plugins)
         self.registered: dict[str, dict[str, Any]] = {}
         """kind -> name -> thing"""
+        self.of_runs: tuple[str, ...] = ()
+        """names of the plugins that runs depend on: all but those that register renderers and nothing else"""
         self.executed = False
         self._covered: set[Path] = set()
         """files that the digest is made of"""
@@ -156,8 +158,11 @@ class Code:
 
     def execute(self) -> None:
         for plugin in self.plugins:
+            before = {kind: len(names) for kind, names in self.registered.items()}
             with _told_of(plugin.name):
                 plugin.execute()
+            added = {kind for kind, names in self.registered.items() if len(names) > before.get(kind, 0)}
+            self.of_runs += () if added == {"renderer"} else (plugin.name,)
         self.executed = True
 
     def _note_late_files(self) -> None:

@@ -116,6 +116,11 @@ def parse_method(text: str) -> Any:
     return build_method(read_method(text))
 
 
+def in_full(text: str) -> str:
+    """The expression of a method as configurations have it: `grace(mose())` for `grace`."""
+    return repr(parse_method(text))
+
+
 def read_method(text: str) -> Any:
     """What the expression of a method says, not yet looked up: a `Call`, or `(left, "+", right)`."""
     read = _read(_parse(text), text)
@@ -364,6 +369,7 @@ __all__ = [
     "check_options",
     "checked_call",
     "construct",
+    "in_full",
     "parse_call",
     "parse_method",
     "parse_numbers",

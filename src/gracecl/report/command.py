@@ -4,37 +4,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
+from gracecl.registry.options import RunOptions
 from gracecl.report.runs import Run
 
-OPTIONS = (
-    "stream",
-    "memory",
-    "net",
-    "steps",
-    "taps",
-    "augment",
-    "normalise",
-    "optimizer",
-    "device",
-    "precision",
-    "compile",
-    "cuda_graphs",
-    "layout",
-    "eval_every",
-    "checkpoint_every",
-    "snapshots",
-)
+ALWAYS_STATED = ("stream", "memory", "net", "augment", "optimizer")
+"""options that a command states even at their defaults: a reader looks for them, and sets of defaults may change them"""
+DEFAULTS = {field.name: field.default for field in fields(RunOptions) if field.name not in ("method", "seed")}
+OPTIONS = tuple(dict.fromkeys((*ALWAYS_STATED, *DEFAULTS)))
 """those of `gracecl run` that a run's configuration holds, besides the method and the seed"""
-UNCHANGED = {
-    "normalise": "data",
-    "precision": "fp32",
-    "layout": "auto",
-    "eval_every": 0,
-    "checkpoint_every": 500,
-}
-"""values that need not be given"""
 
 
 def command(run: Run) -> str:
@@ -66,7 +46,7 @@ def _quoted(word: str) -> str:
 
 
 def _option(name: str, value: Any) -> list[str]:
-    if value is None or value is False or UNCHANGED.get(name) == value:
+    if value is None or value is False or (value == DEFAULTS[name] and name not in ALWAYS_STATED):
         return []
     option = f"--{name.replace('_', '-')}"
     return [option] if value is True else [option, str(value)]

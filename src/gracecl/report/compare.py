@@ -8,9 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-from rich.table import Table
-
 from gracecl.errors import UserError
 from gracecl.files import write_json, write_text
 from gracecl.functional.metrics import HIGHER_IS_BETTER
@@ -18,18 +15,9 @@ from gracecl.functional.statistics import CONFIDENCE, FEWEST_SEEDS, Paired, Rank
 from gracecl.registry import nearest
 from gracecl.report import figures
 from gracecl.report.groups import SETTING, Group, setting_of
-from gracecl.report.tables import (
-    BRIEF,
-    DECIMALS,
-    NOTHING,
-    heading,
-    markdown_table,
-    new_table,
-    number,
-    p_text,
-    seeds_text,
-    spread_text,
-)
+from gracecl.report.sheet import heading
+from gracecl.report.table import NOTHING, Cell, Entry, Table, number
+from gracecl.report.tables import BRIEF, DECIMALS, method_table, p_text, seeds_text, spread_text
 
 ENOUGH_FOR_RANKS = 6
 """seeds from which on a signed-rank test can reach 5 %"""
@@ -159,15 +147,14 @@ def write(out: Path, found: Sequence[Comparison], over: tuple[list[str], Ranking
 
 def terminal_tables(found: Sequence[Comparison]) -> list[Table]:
     """A table for each setting and each method compared with, to fit into 80 columns."""
+    chosen = list(dict.fromkeys((line.setting, line.other) for line in found))
     tables = []
-    for setting, other in dict.fromkeys((line.setting, line.other) for line in found):
+    for setting, other in chosen:
         here = [line for line in found if (line.setting, line.other) == (setting, other)]
-        table = new_table("method", "n", heading(here[0].metric), "Δ", "95 % interval", "p", "ranks", "d", "seeds")
-        for line, (_, _, *cells) in zip(here, _cells(here, BRIEF[here[0].metric]), strict=True):
-            table.add_row(escape(line.method), *cells)
-        table.title = escape(f"against {other}" + (f"; {setting}" if setting else ""))
-        tables.append(table)
-    tables[-1].caption = CAPTION
+        heads = ["method", "n", heading(here[0].metric), "Δ", "95 % interval", "p", "ranks", "d", "seeds"]
+        rows = [[name, *entries] for name, _, *entries in _rows(here, BRIEF[here[0].metric])]
+        title = f"against {other}" + (f"; {setting}" if setting else "")
+        tables.append(method_table(heads, rows, title, CAPTION if (setting, other) == chosen[-1] else ""))
     return tables
 
 
@@ -189,8 +176,8 @@ def markdown(found: Sequence[Comparison]) -> str:
     parts = []
     for setting in dict.fromkeys(line.setting for line in found):
         here = [line for line in found if line.setting == setting]
-        parts += [f"**{setting}**"] if setting else []
-        parts += [markdown_table(header, _cells(here, DECIMALS.get(metric, 2))), "\n".join(f"- {line.sentence}" for line in here)]
+        table = Table(header, "ll" + "r" * (len(header) - 2), _rows(here, DECIMALS.get(metric, 2)), setting)
+        parts += [table.to_markdown(), "\n".join(f"- {line.sentence}" for line in here)]
     return "\n\n".join([*parts, CAPTION[:1].upper() + CAPTION[1:]])
 
 
@@ -207,15 +194,15 @@ def as_data(line: Comparison) -> dict[str, Any]:
     return vars(line) | {"value": line.value._asdict(), "difference": line.difference._asdict()} | more
 
 
-def _cells(found: Sequence[Comparison], places: int) -> list[list[str]]:
-    rows = []
+def _rows(found: Sequence[Comparison], places: int) -> list[list[Entry]]:
+    rows: list[list[Entry]] = []
     for line in found:
         mean, _, low, high, _, _, effect, n = line.difference
         told = not math.isnan(line.corrected)
         rows.append(
             [
-                f"`{line.method}`",
-                f"`{line.other}`",
+                Cell(line.method, code=True),
+                Cell(line.other, code=True),
                 str(n),
                 spread_text(line.value, places),
                 number(mean, places, "+"),

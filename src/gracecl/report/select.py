@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from gracecl.errors import UserError
 from gracecl.registry import nearest
-from gracecl.registry.spec import parse_method
+from gracecl.registry.spec import in_full
 from gracecl.report.groups import Group, group_apart
 from gracecl.report.runs import Run, find_runs
 
@@ -53,15 +54,10 @@ def runs_of(name: str, root: Path, damaged: list[str] | None = None) -> list[Run
         raise UserError(f"there is no folder {name}, and no folder {root} to look for a method in; say where with --runs")
     found = find_runs(root, damaged)
     methods = list(dict.fromkeys(str(run.config["method"]) for run in found))
-    wanted = name if name in methods else in_full(name)
+    wanted = name
+    if name not in methods:
+        with suppress(UserError):  # what is no expression may be the name of somebody's result
+            wanted = in_full(name)
     if wanted not in methods:
         raise UserError(f"{root} has no run of '{name}'{nearest(name, methods)} (it has: {', '.join(methods) or 'no runs at all'})")
     return [run for run in found if run.config["method"] == wanted]
-
-
-def in_full(method: str) -> str:
-    """An expression as configurations have it: `grace(mose())` for `grace`; what is no expression stays as it is."""
-    try:
-        return repr(parse_method(method))
-    except UserError:
-        return method

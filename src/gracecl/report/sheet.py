@@ -1,33 +1,43 @@
-"""The table of a comparison as values, and as LaTeX and CSV."""
+"""The numbers of a comparison, and their tables for LaTeX and CSV."""
 
 from __future__ import annotations
 
-import csv as comma_separated
-import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gracecl.files import as_cell
 from gracecl.functional.metrics import HIGHER_IS_BETTER
 from gracecl.functional.statistics import Summary
 from gracecl.report.beside_paper import Column
 from gracecl.report.groups import Group
+from gracecl.report.table import NOTHING, Cell, Entry, Table, number
 
 
-class Cell(NamedTuple):
-    """A method's metric over its seeds."""
+class Value(NamedTuple):
+    """A method's metric over its seeds, and the paper's."""
 
     ours: Summary
-    place: int | None
-    """0 is the best of the column, 1 the second; None for all others and where there is nothing to compare"""
     paper: float | None
+    paper_std: float | None = None
+    place: int | None = None
+    """0 is the best of the column, 1 the second; None for all others and where there is nothing to compare"""
 
     @property
     def difference(self) -> float:
         """Ours minus the paper's."""
         return math.nan if self.paper is None else self.ours.mean - self.paper
+
+    def paper_entries(self) -> list[Entry]:
+        """The paper's number and the difference to it."""
+        if self.paper is None:
+            return [NOTHING, NOTHING]
+        spread = "" if self.paper_std is None else f" ± {self.paper_std:.1f}"
+        return [f"{self.paper:.1f}{spread}", number(self.difference, 1, "+")]
+
+    def marked(self, text: str) -> Cell:
+        """The text in bold for the best of a column, underlined for the second."""
+        return Cell(text, bold=self.place == 0, underline=self.place == 1)
 
 
 @dataclass(frozen=True)
@@ -35,8 +45,15 @@ class Line:
     """A method."""
 
     group: Group
-    cells: dict[str, Cell]
+    values: dict[str, Value]
     seconds: Summary
+
+    def entries(self, show: Callable[[str, Value], Entry], printed: Sequence[str]) -> list[Entry]:
+        """Each metric as `show` has it, the paper's number and the difference behind those in `printed`."""
+        found: list[Entry] = []
+        for metric, value in self.values.items():
+            found += [show(metric, value), *(value.paper_entries() if metric in printed else [])]
+        return found
 
 
 def lines(groups: Sequence[Group], metrics: Sequence[str], column: Column | None = None) -> list[Line]:
@@ -47,7 +64,7 @@ def lines(groups: Sequence[Group], metrics: Sequence[str], column: Column | None
         Line(
             group,
             {
-                metric: Cell(values[metric][at], places[metric][at], column.value(group.method, metric) if column else None)
+                metric: Value(values[metric][at], column.value(group.method, metric) if column else None, place=places[metric][at])
                 for metric in metrics
             },
             group.summarise("seconds"),
@@ -58,7 +75,12 @@ def lines(groups: Sequence[Group], metrics: Sequence[str], column: Column | None
 
 def beside(found: Sequence[Line], metrics: Sequence[str]) -> list[str]:
     """The metrics that the paper has a number of, for at least one method."""
-    return [metric for metric in metrics if any(line.cells[metric].paper is not None for line in found)]
+    return [metric for metric in metrics if any(line.values[metric].paper is not None for line in found)]
+
+
+def heads(metrics: Sequence[str], printed: Sequence[str], difference: str) -> list[str]:
+    """Those of `Line.entries`."""
+    return [head for metric in metrics for head in (heading(metric), *(("paper", difference) if metric in printed else ()))]
 
 
 def _places(values: Sequence[Summary], higher_is_better: bool) -> list[int | None]:
@@ -70,39 +92,16 @@ def _places(values: Sequence[Summary], higher_is_better: bool) -> list[int | Non
 
 def latex(found: Sequence[Line], metrics: Sequence[str], caption: str, decimals: int = 1) -> str:
     """A booktabs table: the best in bold, the second underlined, the paper's value and the difference beside ours."""
+
+    def show(metric: str, value: Value) -> Entry:
+        places = decimals if metric not in ("ece", "nll") else 3
+        mean, std = value.marked(number(value.ours.mean, places)), value.ours.std
+        return mean if math.isnan(std) else (mean, Cell(f"± {std:.{places}f}", small=True))
+
     printed = beside(found, metrics)
-    heads, spans = ["Method"], []
-    for metric in metrics:
-        title = _tex(metric) + (r" $\uparrow$" if HIGHER_IS_BETTER[metric] else r" $\downarrow$")
-        heads += [title, "paper", r"$\Delta$"] if metric in printed else [title]
-        spans.append("rrr" if metric in printed else "r")
-    rows = []
-    for line in found:
-        cells = [rf"\texttt{{{_tex(line.group.label)}}}"]
-        for metric in metrics:
-            cell = line.cells[metric]
-            cells.append(_tex_cell(cell, decimals if metric not in ("ece", "nll") else 3))
-            if metric in printed:
-                printed_there = math.nan if cell.paper is None else cell.paper
-                cells += [_tex_number(printed_there, 1), _tex_number(cell.difference, decimals, "+")]
-        rows.append(" & ".join(cells) + r" \\")
-    return "\n".join(
-        [
-            r"% needs \usepackage{booktabs}",
-            r"\begin{table}",
-            r"  \centering",
-            rf"  \caption{{{_tex(caption)}}}",
-            rf"  \begin{{tabular}}{{l{''.join(spans)}}}",
-            r"    \toprule",
-            f"    {' & '.join(heads)} " + r"\\",
-            r"    \midrule",
-            *(f"    {row}" for row in rows),
-            r"    \bottomrule",
-            r"  \end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
+    above = ["Method", *heads(metrics, printed, "Δ")]
+    rows = [[Cell(line.group.label, code=True), *line.entries(show, printed)] for line in found]
+    return Table(above, "l" + "r" * (len(above) - 1), rows, caption=caption).to_latex()
 
 
 def csv(found: Sequence[Line], metrics: Sequence[str]) -> str:
@@ -112,44 +111,15 @@ def csv(found: Sequence[Line], metrics: Sequence[str]) -> str:
     for metric in metrics:
         header += [metric, f"{metric}_std", f"{metric}_half_width"]
         header += [f"{metric}_paper", f"{metric}_difference"] if metric in printed else []
-    text = io.StringIO()
-    writer = comma_separated.writer(text, lineterminator="\n")
-    writer.writerow([*header, "seconds"])
+    rows = []
     for line in found:
-        row: list[object] = [as_cell(line.group.label), as_cell(line.group.rule), len(line.group.runs)]
-        for metric in metrics:
-            cell = line.cells[metric]
-            row += [_plain(value) for value in cell.ours[:3]]
-            row += ["" if cell.paper is None else cell.paper, _plain(cell.difference)] if metric in printed else []
-        writer.writerow([*row, _plain(line.seconds.mean)])
-    return text.getvalue()
+        row: list[Entry] = [line.group.label, line.group.rule, len(line.group.runs)]
+        for metric, value in line.values.items():
+            row += value.ours[:3]
+            row += ["" if value.paper is None else value.paper, value.difference] if metric in printed else []
+        rows.append([*row, line.seconds.mean])
+    return Table([*header, "seconds"], "ll" + "r" * (len(header) - 1), rows).to_csv()
 
 
-def _plain(value: float) -> float | str:
-    return value if math.isfinite(value) else ""
-
-
-def _tex_cell(cell: Cell, decimals: int) -> str:
-    mean, std = _tex_number(cell.ours.mean, decimals), cell.ours.std
-    marked = {0: rf"\textbf{{{mean}}}", 1: rf"\underline{{{mean}}}"}.get(cell.place, mean) if cell.place is not None else mean
-    return marked if math.isnan(std) else rf"{marked} {{\scriptsize $\pm$ {std:.{decimals}f}}}"
-
-
-def _tex_number(value: float, decimals: int, sign: str = "") -> str:
-    if math.isnan(value):
-        return "--"
-    text = f"{value:{sign}.{decimals}f}"
-    return f"${text}$" if text[0] in "+-" else text
-
-
-ESCAPED = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-}
-
-
-def _tex(text: str) -> str:
-    """Text as LaTeX prints it."""
-    return "".join(ESCAPED.get(character, character) for character in text).replace("±", r"$\pm$").replace("−", "$-$")
+def heading(metric: str) -> str:
+    return f"{metric} {'↑' if HIGHER_IS_BETTER.get(metric, False) else '↓'}"

@@ -1,14 +1,9 @@
-"""Tables: for the terminal (rich) and for a page (Markdown)."""
+"""The tables of a report: of methods, of one run, of its inference rules."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-
-from rich import box
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 
 from gracecl.errors import UserError
 from gracecl.functional.metrics import HIGHER_IS_BETTER
@@ -17,7 +12,8 @@ from gracecl.report import sheet
 from gracecl.report.beside_paper import Column
 from gracecl.report.groups import Group, group_runs
 from gracecl.report.runs import Run, is_tap, measure
-from gracecl.report.sheet import Cell
+from gracecl.report.sheet import Value, heading
+from gracecl.report.table import NOTHING, Cell, Entry, Table, number
 
 COMPARED = ("acc", "aia", "forgetting", "forgetting_mose")
 """metrics of a comparison unless others are asked for"""
@@ -30,8 +26,6 @@ DECIMALS = {"ece": 3, "nll": 3, "seconds": 1}
 BRIEF = dict.fromkeys(HIGHER_IS_BETTER, 1) | {"ece": 3, "nll": 2, "seconds": 0}
 """decimals of mean ± std in the terminal, where a comparison has to fit into 80 columns"""
 
-NOTHING = "–"
-
 
 def comparison_table(runs: Sequence[Run], metrics: Sequence[str] = COMPARED, column: Column | None = None) -> Table:
     """One row per method: mean ± sample standard deviation over seeds, under the method's own inference rule.
@@ -41,19 +35,22 @@ def comparison_table(runs: Sequence[Run], metrics: Sequence[str] = COMPARED, col
     groups = group_runs(runs)
     found = sheet.lines(groups, metrics, column)
     printed = sheet.beside(found, metrics)
-    heads = [head for metric in metrics for head in ([heading(metric), "paper", "Δ"] if metric in printed else [heading(metric)])]
-    table = new_table("method", "n", *heads, "seconds")
-    for line in found:
-        cells: list[str | Text] = []
-        for metric, cell in line.cells.items():
-            style = {0: "bold", 1: "underline"}.get(cell.place, "") if cell.place is not None else ""
-            cells.append(Text(spread_text(cell.ours, BRIEF[metric]), style))
-            cells += _of_the_paper(cell) if metric in printed else []
-        name = f"{escape(line.group.label)}\n[dim]{escape(line.group.rule)}[/dim]"
-        table.add_row(name, str(len(line.group.runs)), *cells, spread_text(line.seconds, BRIEF["seconds"]))
+
+    def show(metric: str, value: Value) -> Entry:
+        return value.marked(spread_text(value.ours, BRIEF[metric]))
+
+    rows = [
+        [
+            (Cell(line.group.label), Cell(line.group.rule, small=True)),
+            str(len(line.group.runs)),
+            *line.entries(show, printed),
+            spread_text(line.seconds, BRIEF["seconds"]),
+        ]
+        for line in found
+    ]
     beside = [column.about] if column and printed else []
-    table.caption = " ".join(["percent; mean ± sample std over n seeds", *_left_out(groups), *beside])
-    return table
+    caption = " ".join(["percent; mean ± sample std over n seeds", *_left_out(groups), *beside])
+    return method_table(["method", "n", *sheet.heads(metrics, printed, "Δ"), "seconds"], rows, caption=caption)
 
 
 def rules_table(runs: Run | Sequence[Run]) -> Table:
@@ -63,28 +60,28 @@ def rules_table(runs: Run | Sequence[Run]) -> Table:
         raise UserError("a table of inference rules is about the runs of one method; choose its folder")
     group = groups[0]
     names = list(dict.fromkeys(name for run in group.runs for name in run.rules()))
-    table = new_table("rule", *(heading(metric) for metric in RULE_METRICS))
+    rows: list[list[str]] = []
     for taps in (False, True):
         for name in (name for name in names if is_tap(name) == taps):
-            cells = [spread_text(group.under(name).summarise(metric), BRIEF[metric]) for metric in RULE_METRICS]
-            table.add_row(f"{name} *" if name == group.rule else name, *cells)
-        table.add_section()
-    table.caption = "* the rule this method predicts with; a number is a tap, counted from the input"
-    return table
+            values = [spread_text(group.under(name).summarise(metric), BRIEF[metric]) for metric in RULE_METRICS]
+            rows.append([f"{name} *" if name == group.rule else name, *values])
+        rows.append([])
+    caption = "* the rule this method predicts with; a number is a tap, counted from the input"
+    return method_table(["rule", *map(heading, RULE_METRICS)], rows, caption=caption)
 
 
 def run_table(run: Run) -> Table:
     """Every metric of one run, a column for each rule that combines or chooses taps."""
     rules = [rule for rule in run.rules() if not is_tap(rule)]
     values = {rule: measure(run, rule) for rule in rules}
-    table = new_table("metric", *(f"{rule} *" if rule == run.rule else rule for rule in rules))
+    rows = []
     for metric in HIGHER_IS_BETTER:
-        cells = [number(values[rule].get(metric, math.nan), DECIMALS.get(metric, 2)) for rule in rules]
-        if any(cell != NOTHING for cell in cells):
-            table.add_row(heading(metric), *cells)
-    table.title = escape(run.title)
-    table.caption = "* the rule this method predicts with" + ("" if run.finished else "; the run is not finished")
-    return table
+        texts = [number(values[rule].get(metric, math.nan), DECIMALS.get(metric, 2)) for rule in rules]
+        if any(text != NOTHING for text in texts):
+            rows.append([heading(metric), *texts])
+    heads = ["metric", *(f"{rule} *" if rule == run.rule else rule for rule in rules)]
+    caption = "* the rule this method predicts with" + ("" if run.finished else "; the run is not finished")
+    return method_table(heads, rows, run.title, caption)
 
 
 def comparison_markdown(runs: Sequence[Run], metrics: Sequence[str] = COMPARED, column: Column | None = None) -> str:
@@ -92,46 +89,47 @@ def comparison_markdown(runs: Sequence[Run], metrics: Sequence[str] = COMPARED, 
     groups = group_runs(runs)
     found = sheet.lines(groups, metrics, column)
     printed = sheet.beside(found, metrics)
-    header, rows = ["method", "rule", "seeds"], []
-    for metric in metrics:
-        header += [heading(metric), "paper", "difference"] if metric in printed else [heading(metric)]
-    for line in found:
-        row = [f"`{line.group.label}`", f"`{line.group.rule}`", seeds_text(len(line.group.runs))]
-        for metric, cell in line.cells.items():
-            text = spread_text(cell.ours, DECIMALS.get(metric, 2), interval=True)
-            row.append({0: f"**{text}**", 1: f"<u>{text}</u>"}.get(cell.place, text) if cell.place is not None else text)
-            row += _of_the_paper(cell) if metric in printed else []
-        rows.append([*row, spread_text(line.seconds, DECIMALS["seconds"])])
+
+    def show(metric: str, value: Value) -> Entry:
+        return value.marked(spread_text(value.ours, DECIMALS.get(metric, 2), interval=True))
+
+    rows = [
+        [
+            Cell(line.group.label, code=True),
+            Cell(line.group.rule, code=True),
+            seeds_text(len(line.group.runs)),
+            *line.entries(show, printed),
+            spread_text(line.seconds, DECIMALS["seconds"]),
+        ]
+        for line in found
+    ]
     note = (
         "Accuracies in percent: mean ± sample standard deviation over seeds, in brackets the half-width of the "
         "95 % Student-t interval of the mean; the best bold, the second underlined. Seconds are training time without evaluation."
     )
     notes = [note, *([column.about] if column and printed else []), *_left_out(groups)]
-    parts = [markdown_table([*header, "seconds"], rows), " ".join(notes)]
-    return "\n\n".join(parts + _differences(groups, metrics)) + "\n"
-
-
-def _of_the_paper(cell: Cell) -> list[str]:
-    """Its value and the difference to it."""
-    return [NOTHING if cell.paper is None else f"{cell.paper:.1f}", number(cell.difference, 1, "+")]
+    heads = ["method", "rule", "seeds", *sheet.heads(metrics, printed, "difference"), "seconds"]
+    table = Table(heads, "ll" + "r" * (len(heads) - 2), rows, caption=" ".join(notes))
+    return "\n\n".join([table.to_markdown(), *_differences(groups, metrics)]) + "\n"
 
 
 def _differences(groups: list[Group], metrics: Sequence[str]) -> list[str]:
     """Heading, table and note of the paired differences; nothing when no seed is shared."""
     if not groups:
         return []
-    first, rows = groups[0], []
+    first = groups[0]
+    rows: list[list[Entry]] = []
     for group in groups[1:]:
         differences = [group.minus(first, metric) for metric in metrics]
         n = max((difference.n for difference in differences), default=0)
         if n:
             decimals = [DECIMALS.get(metric, 2) for metric in metrics]
-            rows.append([f"`{group.label}`", seeds_text(n), *map(_difference, differences, decimals)])
+            rows.append([Cell(group.label, code=True), seeds_text(n), *map(_difference, differences, decimals)])
     if not rows:
         return []
     return [
         f"### Difference to `{first.label}` on the same seeds",
-        markdown_table(["method", "seeds", *(heading(metric) for metric in metrics)], rows),
+        method_table(["method", "seeds", *map(heading, metrics)], rows).to_markdown(),
         "Mean difference, its 95 % interval, and p of the paired t-test (two-sided, not corrected for the number of comparisons; "
         "`gracecl compare` corrects it).",
     ]
@@ -142,20 +140,9 @@ def _left_out(groups: list[Group]) -> list[str]:
     return [f"({count} unfinished run{'s' if count > 1 else ''} left out)"] if count else []
 
 
-def new_table(first: str, *others: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left", title_justify="left")
-    table.add_column(first, overflow="fold", min_width=12)
-    for name in others:
-        table.add_column(name.replace("forgetting_", "forgetting\n_"), justify="right", no_wrap=True)
-    return table
-
-
-def heading(metric: str) -> str:
-    return f"{metric} {'↑' if HIGHER_IS_BETTER.get(metric, False) else '↓'}"
-
-
-def number(value: float, decimals: int, sign: str = "") -> str:
-    return NOTHING if math.isnan(value) else f"{value:{sign}.{decimals}f}"
+def method_table(heads: Sequence[str], rows: Sequence[Sequence[Entry]], title: str = "", caption: str = "") -> Table:
+    """A table of names at the left and numbers at the right."""
+    return Table(heads, "l" + "r" * (len(heads) - 1), rows, title, caption)
 
 
 def spread_text(values: Summary, decimals: int, *, interval: bool = False) -> str:
@@ -184,8 +171,3 @@ def _difference(values: Paired, decimals: int) -> str:
 def p_text(p: float) -> str:
     """`p = 0.012` or `p < 0.001`."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-
-
-def markdown_table(header: list[str], rows: list[list[str]]) -> str:
-    rule = ["---" if name in ("method", "rule", "against") else "---:" for name in header]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in [header, rule, *rows])

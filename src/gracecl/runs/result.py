@@ -24,6 +24,7 @@ from gracecl.registry.plugins import in_use
 from gracecl.registry.spec import with_option
 from gracecl.report.frames import evaluation_rows, frame, step_rows
 from gracecl.report.runs import measure
+from gracecl.report.tables import run_table
 from gracecl.runs import logs
 from gracecl.runs.run import Interrupted, RunConfig, Work
 from gracecl.runs.watch import LiveWatch, Watch
@@ -88,6 +89,9 @@ class Result:
         if what not in ("evaluations", "steps"):
             raise UserError(f"a result has the tables evaluations and steps, not '{what}'")
         return frame(getattr(self, what))
+
+    def _repr_html_(self) -> str:
+        return run_table(self.record).to_html()
 
     def __repr__(self) -> str:
         metrics = self.metrics

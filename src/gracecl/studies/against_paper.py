@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 
 from gracecl import paper
+from gracecl.registry import renderers
 from gracecl.report import Run, figures, style
 from gracecl.report.beside_paper import row_of
 from gracecl.report.groups import group_runs
+from gracecl.report.table import Cell, Entry, Table
 from gracecl.studies.results import Results, Section
 
 OUTLIER = 1 / 3
@@ -80,6 +82,7 @@ def correlation(found: Sequence[Point]) -> Correlation | None:
     return Correlation(float(rho), float(p) if len(found) >= ENOUGH else None)
 
 
+@renderers.register("against_paper")
 def sections(results: Results) -> list[Section]:
     """What a study adds to its table; nothing where the paper has fewer than two of its methods. Draws the picture."""
     found = points([run for run, where in zip(results.runs, results.beside, strict=True) if in_column(where)])
@@ -88,11 +91,18 @@ def sections(results: Results) -> list[Section]:
     agreement = correlation(found)
     picture = f"{results.name}-against-paper.png"
     draw(found, agreement, results.out / picture, results.scale)
-    rows = [
-        f"| {point.row}{' ✱' if point.outlier else ''} | `{point.method}` | {point.ours:.1f} | {point.paper:.1f} "
-        f"| {point.our_rank:g} | {point.paper_rank:g} |"
+    rows: list[list[Entry]] = [
+        [
+            f"{point.row}{' ✱' if point.outlier else ''}",
+            Cell(point.method, code=True),
+            f"{point.ours:.1f}",
+            f"{point.paper:.1f}",
+            f"{point.our_rank:g}",
+            f"{point.paper_rank:g}",
+        ]
         for point in found
     ]
+    heads = ["row", "method", "ours", "paper", "our rank", "paper's rank"]
     text = "\n\n".join(
         [
             "## The order of methods beside the paper's",
@@ -100,7 +110,7 @@ def sections(results: Results) -> list[Section]:
             "The paper's are those on Split CIFAR-100 in ten tasks with a memory of 1,000, in another setting than this one, and "
             "most are copied from other papers. So only the order of methods is compared.",
             verdict(found, agreement),
-            "\n".join(["| row | method | ours | paper | our rank | paper's rank |", "|---|---|---:|---:|---:|---:|", *rows]),
+            Table(heads, "llrrrr", rows).to_markdown(tight=True),
         ]
     )
     data = {

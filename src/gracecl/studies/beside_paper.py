@@ -14,31 +14,19 @@ from typing import Any
 from gracecl import paper
 from gracecl.functional.metrics import HIGHER_IS_BETTER
 from gracecl.functional.statistics import Summary
+from gracecl.registry import renderers
 from gracecl.report import Run
 from gracecl.report.beside_paper import row_of
 from gracecl.report.groups import Group, group_runs
-from gracecl.report.tables import NOTHING, markdown_table, number, spread_text
+from gracecl.report.sheet import Value
+from gracecl.report.table import NOTHING, Cell, Entry
+from gracecl.report.tables import method_table, spread_text
 from gracecl.studies.results import Results, Section
 
 OURS = {"ACC": "acc", "A_Final": "acc", "AF": "forgetting_mose", "Forgetting": "forgetting"}
 """what the paper calls a metric, and ours of the same definition"""
 COSTS = {"time": ("seconds", 60.0, "minutes"), "parameters": ("parameters", 1e6, "million parameters")}
 """a cost there: ours, by what it is divided, and its name then"""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A metric of a method."""
-
-    metric: str
-    ours: Summary
-    paper: float | None
-    paper_std: float | None
-
-    @property
-    def difference(self) -> float:
-        """Ours minus the paper's."""
-        return math.nan if self.paper is None else self.ours.mean - self.paper
 
 
 @dataclass(frozen=True)
@@ -50,7 +38,8 @@ class Line:
     row: str | None
     """in the paper"""
     group: Group
-    cells: list[Cell]
+    values: dict[str, Value]
+    """by the paper's names of metrics"""
 
 
 def lines(runs: Sequence[Run], beside: Sequence[Mapping[str, Any] | None]) -> list[Line]:
@@ -63,7 +52,7 @@ def lines(runs: Sequence[Run], beside: Sequence[Mapping[str, Any] | None]) -> li
     for (dataset, memory), members in tables.items():
         where_of = {run.path: where for run, where in members}
         here = [
-            Line(dataset, memory, row_of(group.method), group, cells(group, where_of[group.runs[0].path]))
+            Line(dataset, memory, row_of(group.method), group, values(group, where_of[group.runs[0].path]))
             for group in group_runs([run for run, _ in members])
             if group.runs
         ]
@@ -71,14 +60,14 @@ def lines(runs: Sequence[Run], beside: Sequence[Mapping[str, Any] | None]) -> li
     return found
 
 
-def cells(group: Group, where: Mapping[str, Any]) -> list[Cell]:
+def values(group: Group, where: Mapping[str, Any]) -> dict[str, Value]:
     """One for each metric of the paper's table."""
     metrics = list(dict.fromkeys(record["metric"] for record in paper.records(table=where["table"])))
-    row, made = row_of(group.method), []
+    row, made = row_of(group.method), {}
     for metric in metrics:
         records = paper.records(**where, method=row, metric=metric)
         record = records[0] if records else {}
-        made.append(Cell(metric, ours(group, metric), record.get("mean"), record.get("std")))
+        made[metric] = Value(ours(group, metric), record.get("mean"), record.get("std"))
     return made
 
 
@@ -94,11 +83,12 @@ def ours(group: Group, metric: str) -> Summary:
 
 
 def _order(line: Line) -> tuple[bool, float]:
-    first = line.cells[0]
-    sign = -1 if HIGHER_IS_BETTER.get(OURS.get(first.metric, ""), False) else 1
+    metric, first = next(iter(line.values.items()))
+    sign = -1 if HIGHER_IS_BETTER.get(OURS.get(metric, ""), False) else 1
     return math.isnan(first.ours.mean), sign * first.ours.mean
 
 
+@renderers.register("beside_paper")
 def sections(results: Results) -> list[Section]:
     """A table for each data set and memory of the paper."""
     found = lines(results.runs, results.beside)
@@ -129,16 +119,16 @@ def sections(results: Results) -> list[Section]:
 
 def markdown(found: Sequence[Line]) -> str:
     """One of the tables."""
-    header = ["method", "row", "seeds"]
-    for cell in found[0].cells:
-        header += [heading(cell.metric), "paper", "difference"]
+    heads = ["method", "row", "seeds"]
+    for metric in found[0].values:
+        heads += [heading(metric), "paper", "difference"]
     rows = []
     for line in found:
-        row = [f"`{line.group.label}`", line.row or NOTHING, str(len(line.group.runs))]
-        for cell in line.cells:
-            row += [spread_text(cell.ours, 1), _of_the_paper(cell), number(cell.difference, 1, "+")]
+        row: list[Entry] = [Cell(line.group.label, code=True), line.row or NOTHING, str(len(line.group.runs))]
+        for value in line.values.values():
+            row += [spread_text(value.ours, 1), *value.paper_entries()]
         rows.append(row)
-    return markdown_table(header, rows)
+    return method_table(heads, rows).to_markdown()
 
 
 def heading(metric: str) -> str:
@@ -148,23 +138,17 @@ def heading(metric: str) -> str:
     return f"{OURS[metric]} ({metric}) {'↑' if HIGHER_IS_BETTER[OURS[metric]] else '↓'}"
 
 
-def _of_the_paper(cell: Cell) -> str:
-    if cell.paper is None:
-        return NOTHING
-    return f"{cell.paper:.1f}" if cell.paper_std is None else f"{cell.paper:.1f} ± {cell.paper_std:.1f}"
-
-
 def as_data(line: Line) -> dict[str, Any]:
     """For JSON."""
     metrics = {
-        cell.metric: {
-            "ours": cell.ours.mean,
-            "ours_std": cell.ours.std,
-            "paper": cell.paper,
-            "paper_std": cell.paper_std,
-            "difference": cell.difference,
+        metric: {
+            "ours": value.ours.mean,
+            "ours_std": value.ours.std,
+            "paper": value.paper,
+            "paper_std": value.paper_std,
+            "difference": value.difference,
         }
-        for cell in line.cells
+        for metric, value in line.values.items()
     }
     setting = {"dataset": line.dataset, "memory": line.memory, "row": line.row, "method": line.group.label}
     return setting | {"seeds": [run.config["seed"] for run in line.group.runs], "metrics": metrics}

@@ -5,34 +5,37 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from gracecl.registry import renderers
 from gracecl.report.groups import Group, group_runs
-from gracecl.report.tables import markdown_table, number
+from gracecl.report.table import Cell, Entry, number
+from gracecl.report.tables import method_table
 from gracecl.studies.results import Results, Section
 
+COLUMNS = {
+    "minutes": ("minutes of training", 1),
+    "evaluation_minutes": ("of evaluation", 1),
+    "forward": ("million images forward", 2),
+    "backward": ("backward", 2),
+    "parameters": ("million parameters", 2),
+    "peak_memory": ("peak memory, MB", 0),
+}
+"""head and decimals of each"""
 
+
+@renderers.register("cost")
 def sections(results: Results) -> list[Section]:
     """A line for each method and setting, in the order of the runs."""
     found = [of_group(group) for group in group_runs(results.runs) if group.runs]
     if not found:
         return []
-    header = [
-        "method",
-        "minutes of training",
-        "of evaluation",
-        "million images forward",
-        "backward",
-        "million parameters",
-        "peak memory, MB",
-    ]
-    rows = [
-        [f"`{line['method']}`", *(number(line[name], places) for name, places in (("minutes", 1), ("evaluation_minutes", 1),
-          ("forward", 2), ("backward", 2), ("parameters", 2), ("peak_memory", 0)))]
+    rows: list[list[Entry]] = [
+        [Cell(line["method"], code=True), *(number(line[name], decimals) for name, (_, decimals) in COLUMNS.items())]
         for line in found
-    ]  # fmt: skip
+    ]
     text = "\n\n".join(
         [
             "## What it costs",
-            markdown_table(header, rows),
+            method_table(["method", *(head for head, _ in COLUMNS.values())], rows).to_markdown(),
             "Means over seeds. Minutes of training are without evaluation, and are to be compared only where nothing else ran "
             "meanwhile (`--jobs 1`). Peak memory is the most that the run's process held, Python and PyTorch and the data set "
             "included; on a GPU, the most that its tensors took there. – where a run did not record it.",

@@ -8,13 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from gracecl.registry import renderers
 from gracecl.report import Run, figures, style
+from gracecl.report.table import Cell, Entry, Table
 from gracecl.studies.mechanism import pairs, show
-from gracecl.studies.results import Results, Section
+from gracecl.studies.results import Results, Section, needs_control
 
 ROW = "log/H"
 
 
+@renderers.register("entropy")
+@needs_control
 def sections(results: Results) -> list[Section]:
     """The first seed on which both are finished as a picture, and the last task's entropies over all seeds."""
     methods = (results.control, f"grace({results.control})")
@@ -24,20 +28,16 @@ def sections(results: Results) -> list[Section]:
     file = f"{results.name}-entropy.png"
     picture(*found[0], results.out / file, results.titled(f"Entropy of each layer, seed {found[0][0].config['seed']}"))
     data = {method: of_method([pair[side] for pair in found]) for side, method in enumerate(methods)}
-    rows = [
-        f"| `{method}` | {show(values['layers'], 2)} | {show([values['apart']], 2)} | {len(values['seeds'])} |"
+    rows: list[list[Entry]] = [
+        [Cell(method, code=True), show(values["layers"], 2), show([values["apart"]], 2), str(len(values["seeds"]))]
         for method, values in data.items()
     ]
-    text = "\n".join(
+    heads = ["method", "nats in the last task, first layer to last", "highest less lowest", "seeds"]
+    text = "\n\n".join(
         [
             "## Entropy of each layer",
-            "",
             f"![Entropy of each layer without and with feedback]({file})",
-            "",
-            "| method | nats in the last task, first layer to last | highest less lowest | seeds |",
-            "|---|---|---:|---:|",
-            *rows,
-            "",
+            Table(heads, "llrr", rows).to_markdown(tight=True),
             "Mean entropy of each layer's softmax over the images of a step, mean over the recorded steps of the last task and "
             "over seeds. If feedback brought the layers together, the highest less the lowest would be smaller with it.",
         ]

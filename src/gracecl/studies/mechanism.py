@@ -13,19 +13,25 @@ from typing import Any
 import numpy as np
 
 from gracecl.functional.statistics import Paired, paired
+from gracecl.registry import renderers
 from gracecl.report import Run, figures, style
 from gracecl.report.compare import p_number
 from gracecl.report.groups import setting_of
 from gracecl.report.runs import measure
-from gracecl.report.tables import number, seeds_text
-from gracecl.studies.results import Results, Section
+from gracecl.report.table import Cell, Entry, Table, number
+from gracecl.report.tables import seeds_text
+from gracecl.studies.results import Results, Section, needs_control
 
 MEASURED = {"train": "accuracy on training images", "test": "accuracy on test images", "sharpness": "sharpness"}
 ENTROPY, WEIGHTS = "log/H", "checkpoint.safetensors"
 LAST_STEPS = 50
 """whose mean accuracy stands for that on training images"""
+OF_METHODS = ("method", f"on training images, last {LAST_STEPS} steps", "on test images, at the end", "sharpness")
+OF_CHANGES = ("with feedback less without, mean over layers", "difference", "95 % interval", "p", "seeds")
 
 
+@renderers.register("mechanism")
+@needs_control
 def sections(results: Results) -> list[Section]:
     """On the seeds where the control is finished with and without feedback: figures over all, a picture of the fullest record."""
     found = pairs(results.runs, results.control, f"grace({results.control})")
@@ -37,29 +43,21 @@ def sections(results: Results) -> list[Section]:
     methods = [run.config["method"] for run in found[0]]
     kept = [all((run.path / WEIGHTS).exists() for run in pair) for pair in found]
     data = {method: over_seeds([pair[side] for pair in found], kept) for side, method in enumerate(methods)}
-    rows = [
-        f"| `{method}` | {show(mean(values['train']))} | {show(mean(values['test']))} | {show([mean(values['sharpness'])], 3)} |"
+    means: list[list[Entry]] = [
+        [Cell(method, code=True), *(show(mean(values[name])) for name in ("train", "test")), show([mean(values["sharpness"])], 3)]
         for method, values in data.items()
     ]
     differences = {name: difference(*(data[method][name] for method in reversed(methods))) for name in MEASURED}
     seeds = ", ".join(str(run.config["seed"]) for run, _ in found)
-    text = "\n".join(
+    changes = [row(MEASURED[name], values, 3 if name == "sharpness" else 1) for name, values in differences.items()]
+    text = "\n\n".join(
         [
             "## Inside the net",
-            "",
             f"`{found[0][0].config['stream']}`, seeds {seeds}. Accuracy of each layer's head, first to last; means over the seeds.",
-            "",
-            f"| method | on training images, last {LAST_STEPS} steps | on test images, at the end | sharpness |",
-            "|---|---|---|---:|",
-            *rows,
-            "",
-            "| with feedback less without, mean over layers | difference | 95 % interval | p | seeds |",
-            "|---|---:|---|---:|---|",
-            *(row(MEASURED[name], values, 3 if name == "sharpness" else 1) for name, values in differences.items()),
-            "",
+            Table(OF_METHODS, "lllr", means).to_markdown(tight=True),
+            Table(OF_CHANGES, "lrlrl", changes).to_markdown(tight=True),
             "Sharpness: the rise of the mean cross-entropy over heads on the memory's images when every weight tensor is moved by "
             "5 % of its norm in a random direction, mean over directions taken both ways; – where the weights were not kept.",
-            "",
             f"![Entropy, strengths and weights of each layer]({file})",
         ]
     )
@@ -97,9 +95,9 @@ def difference(with_feedback: Sequence[Any], without: Sequence[Any]) -> Paired:
     return paired([np.mean(a) for a, _ in known], [np.mean(b) for _, b in known])
 
 
-def row(name: str, values: Paired, decimals: int) -> str:
+def row(name: str, values: Paired, decimals: int) -> list[str]:
     interval = seeds_text(values.n) if np.isnan(values.p) else f"{values.low:+.{decimals}f} to {values.high:+.{decimals}f}"
-    return f"| {name} | {number(values.mean, decimals, '+')} | {interval} | {p_number(values.p)} | {values.n} |"
+    return [name, number(values.mean, decimals, "+"), interval, p_number(values.p), str(values.n)]
 
 
 def picture(without: Run, with_feedback: Run, path: Path, title: str) -> None:

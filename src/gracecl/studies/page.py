@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from gracecl.errors import UserError
 from gracecl.files import write_json, write_text
+from gracecl.registry import renderers
 from gracecl.studies import table
-from gracecl.studies.renderers import RENDERERS
-from gracecl.studies.results import Results
+from gracecl.studies.results import Results, Section
 from gracecl.studies.study import Study
 
 SETTING = ("stream", "net", "memory", "optimizer", "augment")
@@ -42,14 +43,13 @@ def write(study: Study, results: Results, made: Made) -> str:
     seeds = sorted({config["seed"] for config in configs})
     steps = sorted({line.steps for line in found})
     text = table.markdown(found)
-    sections = [section for name in study.show for section in RENDERERS[name].make(results)]
+    sections = [section for name in study.show for section in rendered(name, results)]
     told = "; ".join(f"{key} {' / '.join(f'`{value}`' for value in values)}" for key, values in setting.items())
     made_by = f"Command: `{made.command}`. Finished: {len(configs)} of {made.planned} runs. Commit: {counted(commits)}. "
     made_by += f"Version: {counted(versions)}. Seeds: {', '.join(map(str, seeds))}. Steps: {', '.join(map(str, steps))}."
     if made.taken_from:
         made_by += f" Taken from other studies: {', '.join(f'{count} of `{folder}`' for folder, count in made.taken_from.items())}."
     parts = [f"# Study {study.name}", f"**{study.scale_sentence}**", study.about, told, text, NOTES, made_by]
-    write_text(results.out / f"{study.name}.md", "\n\n".join([*parts, *(section.text for section in sections)]) + "\n")
     described = {
         "study": study.name,
         "scale": study.scale,
@@ -62,10 +62,22 @@ def write(study: Study, results: Results, made: Made) -> str:
         "taken_over": [os.path.relpath(run.path, results.out) for run in results.runs if not run.path.is_relative_to(results.out)],
         "seeds": seeds,
         "setting": setting,
+        "lines": [asdict(line) for line in found],
     }
     more = {section.key: section.data for section in sections}
-    write_json(results.out / f"{study.name}.json", described | {"lines": [asdict(line) for line in found]} | more)
+    if taken := more.keys() & described.keys():
+        raise UserError(f"a section of the page has the key '{min(taken)}', which {study.name}.json has already; give it another")
+    write_text(results.out / f"{study.name}.md", "\n\n".join([*parts, *(section.text for section in sections)]) + "\n")
+    write_json(results.out / f"{study.name}.json", described | more)
     return text
+
+
+def rendered(name: str, results: Results) -> list[Section]:
+    """What a renderer makes of the runs."""
+    sections = renderers.get(name)(results)
+    if not isinstance(sections, list) or not all(isinstance(section, Section) for section in sections):
+        raise UserError(f"the renderer '{name}' returned {sections!r:.80}; return a list of gracecl.studies.results.Section")
+    return sections
 
 
 def counted(found: Mapping[str, int]) -> str:

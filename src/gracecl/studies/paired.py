@@ -7,15 +7,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gracecl.functional.statistics import seeds_to_tell
+from gracecl.registry import renderers
 from gracecl.report import Run, figures
 from gracecl.report import compare as shared
 from gracecl.report.compare import Comparison
 from gracecl.report.groups import SETTING, Group, group_runs, options_that_vary, setting_of, told_apart
-from gracecl.report.tables import number, seeds_text
-from gracecl.studies.results import Results, Section
+from gracecl.report.table import Cell, Entry, Table, number
+from gracecl.report.tables import seeds_text
+from gracecl.studies.results import Results, Section, needs_control
 
 TOLD = 1.0
 """points that a study should be able to tell from nothing"""
+HEADS = (
+    "method",
+    "acc",
+    "difference to the control",
+    "95 % interval",
+    "p",
+    "p, Holm",
+    "seeds",
+    "says",
+    "images",
+    "seconds",
+    f"seeds for {TOLD:g} point",
+)
 
 
 @dataclass(frozen=True)
@@ -80,37 +95,41 @@ def without_feedback(method: str) -> str:
     return ""
 
 
-def against(comparison: Comparison, control: str) -> str:
+def against(comparison: Comparison, control: str) -> tuple[Cell, ...]:
     """What a method is compared with, where it is not the study's control."""
-    return "" if comparison.other == control else f" against `{comparison.other}`"
+    return () if comparison.other == control else (Cell("against"), Cell(comparison.other, code=True))
 
 
 def markdown(found: Sequence[Line], control: str) -> str:
     """The table alone, setting after setting, the largest difference first."""
-    lines = []
+    tables = []
     for setting in dict.fromkeys(line.comparison.setting for line in found):
-        lines += [
-            f"**{setting}**",
-            "",
-            "| method | acc | difference to the control | 95 % interval | p | p, Holm | seeds | says | images | seconds "
-            f"| seeds for {TOLD:g} point |",
-            "|---|---:|---:|---|---:|---:|---:|---|---:|---:|---:|",
-        ]
         here = [line for line in found if line.comparison.setting == setting]
-        for line in sorted(here, key=lambda line: -line.comparison.difference.mean):
-            comparison, (mean, _, low, high, p, _, _, n) = line.comparison, line.comparison.difference
-            told = comparison.verdict != seeds_text(n)
-            interval = f"{low:+.2f} to {high:+.2f}" if told else seeds_text(n)
-            lines.append(
-                f"| `{comparison.method}`{against(comparison, control)} | {comparison.value.mean:.1f} | {mean:+.2f} | {interval} "
-                f"| {shared.p_number(p)} | {shared.p_number(comparison.corrected)} | {n} "
-                f"| {comparison.verdict if told else 'cannot tell'} "
-                f"| {number(line.images, 2)} × | {number(line.seconds, 2)} × | {number(line.seeds_needed, 0)} |"
-            )
-        lines.append("")
-    return "\n".join(lines)
+        rows = [_row(line, control) for line in sorted(here, key=lambda line: -line.comparison.difference.mean)]
+        tables.append(Table(HEADS, "lrrlrrrlrrr", rows, setting).to_markdown(tight=True))
+    return "\n\n".join(tables) + "\n"
 
 
+def _row(line: Line, control: str) -> list[Entry]:
+    comparison, (mean, _, low, high, p, _, _, n) = line.comparison, line.comparison.difference
+    told = comparison.verdict != seeds_text(n)
+    return [
+        (Cell(comparison.method, code=True), *against(comparison, control)),
+        f"{comparison.value.mean:.1f}",
+        f"{mean:+.2f}",
+        f"{low:+.2f} to {high:+.2f}" if told else seeds_text(n),
+        shared.p_number(p),
+        shared.p_number(comparison.corrected),
+        str(n),
+        comparison.verdict if told else "cannot tell",
+        f"{number(line.images, 2)} ×",
+        f"{number(line.seconds, 2)} ×",
+        number(line.seeds_needed, 0),
+    ]
+
+
+@renderers.register("paired")
+@needs_control
 def sections(results: Results) -> list[Section]:
     """For a study with a control: the comparisons as text, as data, and as a picture beside the study's page."""
     control, file = results.control, f"{results.name}.png"

@@ -1,8 +1,14 @@
-"""The finished runs of a study, which its page is made of, and the parts of that page."""
+"""What a renderer receives and returns: the finished runs of a study, and sections of its page.
+
+A renderer is a function that `@renderers.register("name")` makes known, for `show = ["name"]` in a study's file::
+
+    @renderers.register("name")
+    def sections(results: Results) -> list[Section]: ...
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,3 +44,13 @@ class Results:
     def titled(self, title: str) -> str:
         """The title of a picture."""
         return f"{title} (scale {self.scale})"
+
+
+Renderer = Callable[[Results], list[Section]]
+"""returns no section where the runs have nothing to show"""
+
+
+def needs_control(renderer: Renderer) -> Renderer:
+    """Decorator below `register`: a study that shows this must name a control."""
+    renderer.needs_control = True  # type: ignore[attr-defined]
+    return renderer

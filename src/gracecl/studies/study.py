@@ -37,13 +37,12 @@ from gracecl.defaults import NONE as NO_DEFAULTS
 from gracecl.defaults import read as read_defaults
 from gracecl.errors import UserError
 from gracecl.files import parse_toml, read_file
-from gracecl.registry import nearest
+from gracecl.registry import nearest, normal, renderers
 from gracecl.registry.options import ALIASES, RunOptions
-from gracecl.registry.spec import parse_method, parse_numbers
+from gracecl.registry.spec import in_full, parse_method, parse_numbers
 from gracecl.runs.check import check_option
 from gracecl.runs.result import configuration
 from gracecl.runs.run import RunConfig
-from gracecl.studies.renderers import RENDERERS
 
 SCALES = {
     "full": "the paper's protocol, as far as the paper states it",
@@ -166,11 +165,6 @@ class Study:
         return list(found.values())
 
 
-def in_full(method: str) -> str:
-    """A method as configurations have it."""
-    return repr(parse_method(method))
-
-
 # Reading.
 
 
@@ -202,7 +196,7 @@ def read(name: str, scale: str | None = None, quick: bool = False) -> Study:
         tuple(made_quick(block, "methods" in in_quick) if quick else block for block in blocks),
     )
     for wanted in study.show:
-        if RENDERERS[wanted].needs_control and not control:
+        if getattr(renderers.get(wanted), "needs_control", False) and not control:
             raise UserError(f"{source.file}: show '{wanted}' compares with a control; add for example control = \"er()\"")
     return study
 
@@ -277,10 +271,12 @@ class Source:
 
     def _check_content(self, values: Mapping[str, Any], where: str) -> None:
         """Validate names and values of the keys that are no options of a run."""
+        shown = renderers.names()
         for name in values.get("show", []):
-            if not isinstance(name, str) or name not in RENDERERS:
+            if not isinstance(name, str) or normal(name) not in shown:
                 raise UserError(
-                    f"{self.file}: {where}show has no '{name}'{nearest(str(name), RENDERERS)} (there are: {', '.join(RENDERERS)})"
+                    f"{self.file}: {where}show has no '{name}'{nearest(str(name), shown)} (there are: {', '.join(shown)}; "
+                    "--plugin names a file that registers your own)"
                 )
         for key, check in CHECKS.items():
             for value in values.get(key, []) if key == "methods" else [values[key]] if key in values else []:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from gracecl.report import Run
 from gracecl.report.groups import Group, group_runs, setting_of
+from gracecl.report.table import Cell, Entry, Table, number
+
+HEADS = ("method", "acc ↑", "forgetting ↓", "images per step, forward", "backward", "seconds per step", "predicts by", "seeds")
 
 
 @dataclass(frozen=True)
@@ -64,24 +67,25 @@ def _line(setting: str, group: Group) -> Line:
 def markdown(found: Sequence[Line]) -> str:
     """The table alone; one for each setting, below its name, where there are several."""
     settings = list(dict.fromkeys(line.setting for line in found))
-    if len(settings) > 1:
-        tables = {setting: markdown([line for line in found if line.setting == setting]) for setting in settings}
-        return "\n\n".join(f"**{setting}**\n\n{table}" for setting, table in tables.items())
-    header = "| method | acc ↑ | forgetting ↓ | images per step, forward | backward | seconds per step | predicts by | seeds |"
-    rows = [
-        f"| `{line.method}` | {_spread(line.acc, line.acc_std)} | {_spread(line.forgetting, line.forgetting_std)} "
-        f"| {_number(line.forward, ',.0f')} | {_number(line.backward, ',.0f')} | {_number(line.seconds, '.3f')} | `{line.rule}` "
-        f"| {', '.join(map(str, line.seeds))} |"
-        for line in found
+    tables = [
+        Table(HEADS, "lrrrrrll", [_row(line) for line in found if line.setting == setting], setting if len(settings) > 1 else "")
+        for setting in settings
     ]
-    return "\n".join([header, "|---|---:|---:|---:|---:|---:|---|---|", *rows])
+    return "\n\n".join(table.to_markdown(tight=True) for table in tables)
 
 
-def _number(value: float, as_: str) -> str:
-    return "–" if math.isnan(value) else format(value, as_)
+def _row(line: Line) -> list[Entry]:
+    return [
+        Cell(line.method, code=True),
+        _spread(line.acc, line.acc_std),
+        _spread(line.forgetting, line.forgetting_std),
+        number(line.forward, 0, ","),
+        number(line.backward, 0, ","),
+        number(line.seconds, 3),
+        Cell(line.rule, code=True),
+        ", ".join(map(str, line.seeds)),
+    ]
 
 
 def _spread(mean: float, std: float) -> str:
-    if math.isnan(mean):
-        return "–"
-    return f"{mean:.1f}" if math.isnan(std) else f"{mean:.1f} ± {std:.1f}"
+    return number(mean, 1) if math.isnan(mean) or math.isnan(std) else f"{mean:.1f} ± {std:.1f}"

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from gracecl.files import write_json, write_text
 from gracecl.report.style import INK, METHOD_COLOURS, QUIET, new_figure, plain, save
+from gracecl.report.table import Table
 from gracecl.theory.bounds import STATIONARY, Convexity, Forgetting
 from gracecl.theory.measure import TOLERATED, Theory
 
@@ -154,7 +155,7 @@ def _pair_rows(theory: Theory) -> Rows:
     ]
 
 
-def tables(theory: Theory) -> list[Table]:
+def tables(theory: Theory) -> list[RichTable]:
     """For the terminal, where 80 columns leave no room for everything that the page has."""
     found = [
         _table("Theorem 1: PAC-Bayes, per task", _task_rows(theory), leave_out=("v", "bound,\nprinted KL")),
@@ -170,8 +171,8 @@ def tables(theory: Theory) -> list[Table]:
     return found
 
 
-def _table(title: str, rows: Rows, leave_out: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, caption_justify="left", title_justify="left")
+def _table(title: str, rows: Rows, leave_out: Sequence[str]) -> RichTable:
+    table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, caption_justify="left", title_justify="left")
     columns = [name for name in rows[0] if name not in leave_out]
     for name in columns:
         table.add_column(escape(name), justify="right", overflow="fold")
@@ -321,8 +322,7 @@ def _range(values: Sequence[float]) -> str:
 
 
 def _markdown(rows: Rows) -> str:
-    lines = [[name.replace("\n", " ") for name in rows[0]], ["---:"] * len(rows[0]), *(list(row.values()) for row in rows)]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return Table(list(rows[0]), "r" * len(rows[0]), [list(row.values()) for row in rows]).to_markdown()
 
 
 # --- the picture ----------------------------------------------------------------------------------------------------------------
