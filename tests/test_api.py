@@ -68,6 +68,7 @@ def test_a_result_holds_the_matrix_the_metrics_and_the_rules(result: Result) -> 
     assert {"acc", "aia", "forgetting", "bwt"} <= result.metrics.keys()
     assert result.rule == "linear_last"
     assert result.rule in result.rules
+    assert f'<td style="text-align:right">{result.metrics["acc"]:.2f}</td>' in result._repr_html_(), "a table in a notebook"
     other = result.under("linear_1")
     assert other.metrics["acc"] == pytest.approx(other.accuracy[-1].mean())
     assert not np.array_equal(other.accuracy, result.accuracy, equal_nan=True)

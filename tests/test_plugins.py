@@ -10,7 +10,7 @@ import pytest
 
 import gracecl as library
 from gracecl.errors import UserError
-from gracecl.registry import controllers, datasets, methods, nets, streams
+from gracecl.registry import controllers, datasets, methods, nets, renderers, streams
 from gracecl.registry.plugins import digest_of, in_use
 from gracecl.runs.run import Interrupted, RunConfig, Work
 from tests.commands import gracecl, only_run
@@ -137,7 +137,14 @@ def test_a_module_by_name_is_executed_anew_when_its_code_has_changed(tmp_path: P
             assert begun(work_of(name, tmp_path / "out" / name / str(rate))) == wanted
 
 
-KINDS = {"method": methods, "net": nets, "stream": streams, "dataset": datasets, "controller": controllers}
+KINDS = {
+    "method": methods,
+    "net": nets,
+    "stream": streams,
+    "dataset": datasets,
+    "controller": controllers,
+    "renderer": renderers,
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -132,6 +132,8 @@ def test_the_figures_of_a_line_are_means_over_seeds() -> None:
     assert second.seconds == pytest.approx(0.3)
     assert "| `a()` | 60.0 ± 14.1 | 25.0 ± 21.2 | 30 | 10 | 0.300 | `linear_last` | 0, 1 |" in table.markdown([second])
     assert "| `b()` | 90.0 | 0.0 | 5 | 5 | 0.100 | `linear_last` | 0 |" in table.markdown([first])
+    odd = table.lines([run_of("theirs | `x`", 0, [[90.0], [90.0, 90.0]])])
+    assert r"| `` theirs \| `x` `` | 90.0 |" in table.markdown(odd), "somebody's name ends no cell"
 
 
 @pytest.mark.slow

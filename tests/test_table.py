@@ -88,7 +88,7 @@ def test_csv() -> None:
         ["'=1+1", "0.30000000000000004", ""],
         ["-1.5", "3", "'-x"],
     ]
-    assert list(csv.reader(StringIO(TABLE.to_csv())))[1:] == [["er()", "1.5"], ["sgd()", "-2.5 ± 0.4"]]
+    assert list(csv.reader(StringIO(TABLE.to_csv())))[1:] == [["er()", "1.5"], ["sgd()", "'-2.5 ± 0.4"]]
 
 
 def test_odd_text_is_shown_as_it_is() -> None:
