@@ -84,7 +84,7 @@ def correlation(found: Sequence[Point]) -> Correlation | None:
 
 @renderers.register("against_paper")
 def sections(results: Results) -> list[Section]:
-    """What a study adds to its table; nothing where the paper has fewer than two of its methods. Draws the picture."""
+    """The order of methods beside the paper's, with a picture; nothing where the paper has fewer than two of them."""
     found = points([run for run, where in zip(results.runs, results.beside, strict=True) if in_column(where)])
     if len(found) < 2:
         return []

@@ -90,7 +90,7 @@ def _order(line: Line) -> tuple[bool, float]:
 
 @renderers.register("beside_paper")
 def sections(results: Results) -> list[Section]:
-    """A table for each data set and memory of the paper."""
+    """Our numbers beside the paper's: a table for each data set and memory there."""
     found = lines(results.runs, results.beside)
     if not found:
         return []

@@ -24,7 +24,7 @@ COLUMNS = {
 
 @renderers.register("cost")
 def sections(results: Results) -> list[Section]:
-    """A line for each method and setting, in the order of the runs."""
+    """Minutes, images, parameters and peak memory of each method and setting, in the order of the runs."""
     found = [of_group(group) for group in group_runs(results.runs) if group.runs]
     if not found:
         return []

@@ -20,7 +20,7 @@ ROW = "log/H"
 @renderers.register("entropy")
 @needs_control
 def sections(results: Results) -> list[Section]:
-    """The first seed on which both are finished as a picture, and the last task's entropies over all seeds."""
+    """Entropy of each layer without and with feedback: a picture of the first seed, the last task over all seeds."""
     methods = (results.control, f"grace({results.control})")
     found = pairs(results.runs, *methods)
     if not found:

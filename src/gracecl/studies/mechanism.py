@@ -33,7 +33,7 @@ OF_CHANGES = ("with feedback less without, mean over layers", "difference", "95 
 @renderers.register("mechanism")
 @needs_control
 def sections(results: Results) -> list[Section]:
-    """On the seeds where the control is finished with and without feedback: figures over all, a picture of the fullest record."""
+    """Inside the net without and with feedback: figures over the seeds that both have, a picture of the fullest record."""
     found = pairs(results.runs, results.control, f"grace({results.control})")
     if not found:
         return []

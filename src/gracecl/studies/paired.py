@@ -131,7 +131,7 @@ def _row(line: Line, control: str) -> list[Entry]:
 @renderers.register("paired")
 @needs_control
 def sections(results: Results) -> list[Section]:
-    """For a study with a control: the comparisons as text, as data, and as a picture beside the study's page."""
+    """Every method against the control on the same seeds: differences with intervals, and a picture."""
     control, file = results.control, f"{results.name}.png"
     found = compare(results.runs, control)
     if not found:
