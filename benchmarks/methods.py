@@ -46,7 +46,7 @@ def against_bare_loop(method: str, quick: bool) -> Row:
         round(float(np.mean(counts))) for counts in zip(*((found.forward, found.backward) for found in outcomes), strict=True)
     )
     net, optimizer = (engine.net, engine.optimizer) if engine.fit is None else (engine.fit.net, engine.fit.optimizer)
-    updates = engine.method.repeats if engine.method.trains != "never" else 0
+    updates = outcomes[-1].updates
     return compare(
         f"{method} step, width {width}",
         f"a step of {method}{'' if engine.fit is None else ' before evaluation'}",
@@ -67,7 +67,7 @@ class Learner:
     def __init__(self, method: str, width: int, shape: tuple[int, int, int], memory: int) -> None:
         self.rng = np.random.default_rng(0)
         self.shape = shape
-        attention = spec.parse_method(method).needs_attention
+        attention = spec.parse_method(method).chain.traits.attention
         net = f"vit(patch=4, dim={12 * width}, depth=4, heads=3)" if attention else f"resnet18(width={width})"
         recipe = Recipe(method=method, net=net, memory=memory, device="cpu")
         self.engine: Engine = recipe.build(shape, CLASSES, (0.5,) * shape[0], (0.25,) * shape[0])
@@ -83,11 +83,11 @@ class Learner:
 
     def step(self) -> StepResult:
         """Ten more images of the last task, or where the stream is not trained on a step of the fit before evaluation."""
-        if self.engine.method.trains == "never":
+        if self.engine.chain.traits.trains == "never":
             before = self.engine.net.meter.forward
             self.learn(STREAM_BATCH, TASKS - 1)
             return StepResult({}, 0, self.engine.net.meter.forward - before)
-        if self.engine.method.trains != "stream":
+        if self.engine.chain.traits.trains != "stream":
             self.engine.get_ready()
             assert self.engine.unfinished_fit is not None
             return self.engine.step_fit(self.engine.unfinished_fit)

@@ -45,7 +45,7 @@ class PaperRun:
 
     @property
     def taps(self) -> int:
-        return 4 if self.method.wants_taps else 1
+        return 4 if self.method.chain.traits.all_taps else 1
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def work(run: PaperRun) -> Work:
     """Every step as in the last task. Left out: what the end of a task does besides a fit (class means, BiC's correction)."""
     data, method, facts = run.data, run.method, FACTS[run.method.name]
     tested = data.tested * (data.tasks + 1) / 2  # after each task, images of the classes met so far
-    if method.trains != "stream":
+    if method.chain.traits.trains != "stream":
         fitted = data.tasks * method.epochs * run.memory
         return Work(fitted / method.batch, fitted, tested)
     steps = data.learned / STREAM_BATCH

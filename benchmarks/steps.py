@@ -13,7 +13,7 @@ from benchmarks.measure import Row, added_row, compare, in_turns, timed
 from benchmarks.scene import CIFAR, Scene
 from benchmarks.step_model import CLASSES, load
 from gracecl import rng
-from gracecl.core import Planning, StreamBatch, Taps
+from gracecl.core import StreamBatch, Taps, total
 from gracecl.functional import augment
 
 DIGIT = (1, 8, 8)
@@ -104,7 +104,7 @@ def feedback(width: int, grace: Scene, mose: Scene, repeats: int) -> Row:
     with_it, without = (objective(scene) for scene in (grace, mose))
     both = np.array([in_turns(with_it, without, repeats=11) for _ in range(repeats)])
     added = np.median(both[:, 0] - both[:, 1], axis=1)
-    added += timed(lambda: grace.engine.method.end_task(grace.engine.memories, grace.engine.progress)) / STEPS_PER_TASK
+    added += timed(lambda: grace.engine.chain.end_task(grace.engine.memories, grace.engine.progress)) / STEPS_PER_TASK
     step = np.array([timed(mose.step) for _ in range(repeats)])
     what = f"a step of mose() with what grace adds to it, its look at the memory shared among {STEPS_PER_TASK} steps"
     return added_row(f"grace(mose()) against mose(), width {width}", what, added, step, aim=1.02)
@@ -114,14 +114,13 @@ def objective(scene: Scene) -> Callable[[], None]:
     """The method's losses and their gradients at the taps, on a step's images; the backbone is left out."""
     engine = scene.engine
     new = StreamBatch(scene.images[:10], scene.labels[:10], np.arange(10), progress=engine.progress)
-    plan = engine.method.plan(new, engine.memories, Planning(rng.generator("bench")))
-    batch = engine.assemble(plan, new, repeat=0)
+    batch = engine.assemble(engine.plan(new), new)
     with torch.no_grad():
         out = engine.net(batch.x)
     features, logits = out.features.requires_grad_(), out.logits.requires_grad_()
 
     def work() -> None:
-        engine.method.backward(engine.method.losses(Taps(features, logits, engine.net.projector), batch))
+        total(engine.chain.losses(Taps(features, logits, engine.net.projector), batch)).backward()  # type: ignore[no-untyped-call]
 
     return work
 
@@ -149,7 +148,8 @@ def taps(width: int, quick: bool) -> Row:
 def augmentation(width: int, quick: bool) -> Row:
     """The four views of 96 images, as MOSE makes them, against the step they feed."""
     scene = Scene("mose()", f"resnet18(width={width})")
-    pixels, views = scene.engine.net.pixels, scene.engine.method.views("new", augment.augmentation("tau"))
+    pixels, tau = scene.engine.net.pixels, augment.augmentation("tau")
+    views = (), (augment.Mirror(),), tau, (augment.Mirror(), *tau)
     images, ids = scene.images[: MOSE_IMAGES // 4], np.arange(MOSE_IMAGES // 4)
 
     def augmented() -> None:

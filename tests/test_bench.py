@@ -20,7 +20,6 @@ from benchmarks.measure import Row, compare, in_turns, row
 from benchmarks.scene import Scene
 from gracecl import registry
 from gracecl.errors import UserError
-from gracecl.methods.base import parts
 from gracecl.registry.catalogue import LEARNERS
 from gracecl.registry.spec import parse_method
 
@@ -127,7 +126,7 @@ def test_learners_are_in_the_last_of_their_tasks() -> None:
 
 
 def test_every_method_is_measured_against_bare_passes() -> None:
-    named = {part.name for method in LEARNERS for part in parts(parse_method(method))}
+    named = {part.name for method in LEARNERS for part in parse_method(method).parts}
     assert named - {"sum"} == set(registry.methods.written) - {"joint"}
 
 

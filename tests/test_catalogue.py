@@ -73,7 +73,7 @@ def test_what_a_method_is(name: str) -> None:
     facts, kind = FACTS[name], registry.methods.get(name)
     assert (facts.family == "add") == issubclass(kind, Addition)
     assert (facts.family == "wrap") == issubclass(kind, Wrapper)
-    assert facts.tasks == spec.parse_method(name).boundaries
+    assert facts.tasks == spec.parse_method(name).chain.traits.boundaries
     years = {
         record["year"] for row, text in paper.EXPRESSIONS.items() for record in paper.records(method=row) if text == f"{name}()"
     }

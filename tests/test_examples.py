@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import warm
+from gracecl.registry import methods
+from gracecl.testing import assert_same, feed, toy_engine, toy_stream
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -43,6 +45,31 @@ def test_what_is_your_own_takes_less_than_twenty_lines(name: str) -> None:
     assert len([line for line in text.splitlines() if line.strip()]) < 20
 
 
+def test_a_replay_method_that_stores_something_takes_three_hooks() -> None:
+    """And it makes the steps of the library's own, to the bit."""
+    (example,) = (example for example in EXAMPLES if example.stem == "own_replay")
+    text = example.read_text(encoding="utf-8")
+    assert text.count("    def ") == 3
+    assert len([line for line in text.splitlines() if line.strip()]) <= 40
+    definition = text[: text.index("for method in")].replace('methods.register("own_der")', 'methods.register("own_der_of_a_test")')
+    exec(compile(definition, str(example), "exec"), {"__name__": __name__})
+    own, library = toy_engine("own_der_of_a_test(n_recall=4)"), toy_engine("der(n_recall=4, joint_forward=True)")
+    del methods._name_of[methods.loaded.pop("own_der_of_a_test")]
+    for engine in (own, library):
+        feed(engine, toy_stream())
+    assert_same(own.net.state_dict(), library.net.state_dict(), "own_replay.py beside der()")
+    assert_same(own.memories.state_dict(), library.memories.state_dict(), "what own_replay.py keeps")
+
+
 def test_no_example_is_forgotten() -> None:
-    wanted = {"own_method", "own_dataset", "own_backbone", "own_loop", "avalanche_replay", "timm_model", "lightning_module"}
+    wanted = {
+        "own_method",
+        "own_replay",
+        "own_dataset",
+        "own_backbone",
+        "own_loop",
+        "avalanche_replay",
+        "timm_model",
+        "lightning_module",
+    }
     assert {example.stem for example in EXAMPLES} == wanted

@@ -200,7 +200,7 @@ def predicted(folder: Path) -> Any:
 
     engine = engine_of(folder)
     [(_, out)] = list(engine.ready_to_predict().sweep(IMAGES))
-    return seen_scores(engine.method, out, engine.progress, engine.method.rule)[0]
+    return seen_scores(engine.chain, out, engine.progress, engine.chain.rule)[0]
 
 
 @pytest.mark.slow

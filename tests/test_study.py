@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from gracecl import cli, paper, registry, streams
-from gracecl.methods.base import parts
 from gracecl.registry import spec
 from gracecl.registry.catalogue import LEARNERS
 from gracecl.report import Run, figures, find_runs, style
@@ -90,7 +89,7 @@ def test_mini_is_about_every_method_on_equal_terms() -> None:
     shortened = {"gdumb()": "gdumb(epochs=64)"}
     every = [repr(spec.parse_method(shortened.get(method, method))) for method in LEARNERS if method != "online_lora()"]
     assert methods == ["joint()", *every]
-    named = {part.name for method in methods for part in parts(spec.parse_method(method))}
+    named = {part.name for method in methods for part in spec.parse_method(method).parts}
     assert named - {"sum"} >= set(registry.methods.written) - {"online_lora", *OURS}
     assert len(configs) == 2 * len(methods)
     assert len({(config.stream, config.net, config.memory, config.optimizer, config.augment) for config in configs}) == 1

@@ -1,10 +1,10 @@
-"""The vocabulary: what the net returns (`Taps`), what a step sees (`StreamBatch`, `Planning`, `Selection`, `Batch`), what a loss is
+"""The vocabulary: what the net returns (`Taps`), what a step sees (`StreamBatch`, `Planning`, `Plan`, `Batch`), what a loss is
 (`LossTable`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -16,12 +16,15 @@ from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
 from gracecl import rng
+from gracecl.errors import UserError
 
 Ints = npt.NDArray[np.int64]
 
 LossTable = dict[str, Tensor]
 """`{role/part: [L]}`: the terms of the objective, for each tapped layer. Those whose role is `log` are observations without a
-gradient; those whose role is `aside` have one, which the method's own `backward` takes."""
+gradient."""
+View = tuple[Any, ...]
+"""operations that make what an update sees of an image; () is the image as it is (`functional/augment.py`)"""
 
 NO_TASK = -1
 NO_SOURCES: Ints = np.empty(0, np.int64)
@@ -29,8 +32,8 @@ NO_SOURCES: Ints = np.empty(0, np.int64)
 
 
 def is_loss(row: str) -> bool:
-    """Terms named `log/…` and `aside/…` are recorded; all others are also summed into the objective."""
-    return not row.startswith(("log/", "aside/"))
+    """Terms named `log/…` are recorded; all others are also summed into the objective."""
+    return not row.startswith("log/")
 
 
 def is_penalty(row: str) -> bool:
@@ -120,7 +123,7 @@ class Progress:
         return tuple(label for label in self.seen if label not in self.current)
 
     def tick(self, every: int) -> bool:
-        """Whether this step completes another `every` of them where no marks say when tasks end; 0 is never."""
+        """True every `every` steps of a stream without task marks (never if 0)."""
         return every > 0 and (self.task == NO_TASK or not self.marked) and (self.step + 1) % every == 0
 
 
@@ -142,6 +145,12 @@ class StreamBatch:
     """False where the task was guessed from labels"""
     progress: Progress = Progress()
     """where the learner stands when it meets the batch; the engine fills it in"""
+    rng: Callable[[str], np.random.Generator] = rng.generator
+    """gives the generator of a purpose at this step; the engine fills it in"""
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    """what to store beside each image, in the batch's order: `Batch.keep` fills it in"""
+    found: dict[str, Any] = field(default_factory=dict)
+    """what planning found out about the batch and `after_batch` needs again"""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -154,20 +163,22 @@ class StreamBatch:
     def select(self, positions: Ints) -> StreamBatch:
         """Some of the images, as a batch of their own."""
         picked = torch.from_numpy(positions).to(self.x.device)
-        return replace(self, x=self.x[picked], labels=self.labels[positions], sources=self.sources[positions])
+        kept = {name: value[picked.to(value.device)] for name, value in self.kept.items()}
+        return replace(self, x=self.x[picked], labels=self.labels[positions], sources=self.sources[positions], kept=kept)
 
 
 @dataclass(frozen=True)
 class Planning:
-    """What a plan may use besides the new images and the memories."""
+    """What plans may use besides the new images and the memories."""
 
     rng: np.random.Generator
-    repeat: int = 0
-    """which of the batch's updates is planned"""
+    """each plan's own: the engine sends it to its place before it asks for the next plan"""
+    augment: View = ()
+    """the run's augmentation, as one view"""
     learning_rate: float | None = None
     """of the update, where the optimizer is gradient descent without adaptive scaling"""
-    preview: Callable[[], Tensor] | None = None
-    """gives the new images as the update would train on them, augmented and normalised, one view after the other"""
+    preview: Callable[[tuple[View, ...]], Tensor] | None = None
+    """gives views of the new images as the update would train on them, augmented and normalised, one view after the other"""
 
 
 @dataclass(frozen=True)
@@ -178,19 +189,39 @@ class Selection:
     slots: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     store: str = "replay"
     """which memory the slots belong to"""
-    before: tuple[Any, ...] = ()
-    """transformations of its images that come before those of each view"""
-    shown: tuple[int, ...] | None = None
-    """which of the method's views of the block the update shows; None is all"""
+    views: tuple[View, ...] | None = None
+    """what the update sees of each image; None is one view, the plan's augmentation"""
     found: dict[str, Any] = field(default_factory=dict)
     """what planning found out about the block and the step needs again: `batch.blocks[name].found`"""
 
     def __len__(self) -> int:
         return len(self.stream) + len(self.slots)
 
-    def views(self, of_method: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """The views that the update shows, of those that the method gives the block."""
-        return [(*self.before, *view) for number, view in enumerate(of_method) if self.shown is None or number in self.shown]
+
+@dataclass(frozen=True)
+class Plan:
+    """One update: its images by block, and how they pass the net. A plan without blocks is no update."""
+
+    blocks: dict[str, Selection]
+    forwards: list[list[str]] | None = None
+    """blocks that share a forward pass, hence a BatchNorm batch; None is one pass for all"""
+    rate: float = 1.0
+    """the part of the optimizer's learning rate that the update uses"""
+    augment: View | None = None
+    """stands in place of the run's augmentation"""
+    shared_out: str | None = None
+    """who left the update only a part of a step's views or images, for the error where losses need more of them"""
+
+    def __bool__(self) -> bool:
+        return bool(self.blocks)
+
+    def __getitem__(self, block: str) -> Selection:
+        return self.blocks[block]
+
+
+def apart(blocks: Iterable[str]) -> list[list[str]]:
+    """`Plan.forwards` that gives each block a forward pass of its own."""
+    return [[block] for block in blocks]
 
 
 MEMORY_SOURCE = 1 << 40
@@ -214,6 +245,8 @@ class Block:
     """what planning and `prepare` found out about the block"""
     memory: Any = None
     """the memory that its other images come from"""
+    stream: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """positions in the stream's batch of the images that came with it"""
 
     @property
     def rows(self) -> slice:
@@ -238,14 +271,21 @@ class Batch:
         seed: int,
         repeat: int = 0,
         learning_rate: float | None = None,
+        plan: Plan | None = None,
+        new: StreamBatch | None = None,
+        augment: View = (),
     ) -> None:
         self.x, self.labels, self.sources, self.blocks = x, labels, sources, blocks
         self.progress, self.classes, self.repeat, self._seed = progress, classes, repeat, seed
         self.learning_rate = learning_rate
         """of the step, where the optimizer is gradient descent without adaptive scaling"""
+        self.plan = Plan({}) if plan is None else plan
+        self._new = new
+        self.augment = augment
+        """what a block without views of its own is seen through"""
         self.y = torch.from_numpy(labels).to(x.device, non_blocking=True)
         self.targets: dict[str, Tensor] = {}
-        """what the hook `targets` gave: what teachers say of the images"""
+        """what hooks found out in this update, by name: what teachers say of the images, above all"""
         self.supervised: slice | Tensor = slice(0, len(labels))
         """rows that enter cross-entropy"""
 
@@ -260,9 +300,36 @@ class Batch:
         return self.sources[self.blocks[block].view(0)] - MEMORY_SOURCE
 
     def stored(self, block: str, name: str) -> Tensor:
-        """What the memory holds under a name beside each image of a block that came from it."""
-        values: Tensor = self.blocks[block].memory.attributes[name]
-        return values.index_select(0, torch.from_numpy(self.slots(block)).to(values.device))
+        """What `keep` put under a name beside each image of a block that came from memory: `[n]` or `[L, n, …]`."""
+        attributes = self.blocks[block].memory.attributes
+        if name not in attributes:
+            raise UserError(f"nothing was stored under '{name}' beside the images; call batch.keep({name}=...) in after_step")
+        values: Tensor = attributes[name]
+        of_images = values.index_select(0, torch.from_numpy(self.slots(block)).to(values.device))
+        return of_images.transpose(0, 1) if of_images.ndim > 1 else of_images
+
+    def keep(self, **values: Tensor) -> None:
+        """Stores values beside the stream's images. Give those of all rows, `[B]` or `[L, B, …]`; the first view's are kept."""
+        block = next((block for block in self.blocks.values() if block.from_stream), None)
+        if block is None or self._new is None:
+            return
+        rows, kept = slice(block.start, block.start + block.from_stream), self._new.kept
+        for name, value in values.items():
+            own = value.detach()[rows] if value.ndim == 1 else value.detach()[:, rows].transpose(0, 1)
+            own = own.float() if own.dtype in (torch.float16, torch.bfloat16) else own
+            if len(own) < len(self._new):  # a part of the batch; other updates bring the rest
+                whole = kept[name] if name in kept else own.new_zeros(len(self._new), *own.shape[1:])
+                own = whole.index_copy(0, torch.from_numpy(block.stream).to(own.device), own)
+            kept[name] = own
+
+    def take_out(self, block: str) -> tuple[Tensor, Tensor]:
+        """Removes the last block, for `prepare`: its images and labels, which the step then does not train on."""
+        rows = self.blocks.pop(block).rows
+        taken = self.x[rows], self.y[rows]
+        self.x, self.y = self.x[: rows.start], self.y[: rows.start]
+        self.labels, self.sources = self.labels[: rows.start], self.sources[: rows.start]
+        self.supervised = slice(0, rows.start)
+        return taken
 
     def append(self, block: str, x: Tensor, labels: Ints) -> None:
         """A further block of images, for `prepare`: made of the step's own, with labels that may lie beyond the classes.

@@ -148,8 +148,8 @@ class Learner:
         The stream is one of `gracecl.stream(...)`, its expression, which takes the learner's seed, or a data set; `data` is the
         folder of the data sets. What was learned before stays, and the stream's first task is a new one.
         """
-        stream = self.method.stream(self._stream(stream, data).to(self.engine.device))
-        check_marks(self.method, stream)
+        stream = self.engine.as_seen(self._stream(stream, data).to(self.engine.device))
+        check_marks(self.engine.chain, stream)
         first, self._task = self.engine.progress.task + 1, None
         tables = []
         for step in range(len(stream)):
@@ -217,7 +217,7 @@ class Learner:
         right = 100.0 * (self.predict(images, rule) == labels)
         with np.errstate(invalid="ignore"):
             per_task = np.bincount(numbers, weights=right) / np.bincount(numbers)
-        return Accuracy(float(right.mean()), per_task, rule or self.method.rule)
+        return Accuracy(float(right.mean()), per_task, rule or self.engine.chain.rule)
 
     @one_at_a_time
     def save(self, path: str | Path) -> None:
@@ -255,7 +255,10 @@ class Learner:
             raise UserError(f"rule is a name such as 'linear_last', not {rule!r}")
         net, images = self.engine.ready_to_predict(), self._images(x)
         self._name_unmet_classes()
-        return [seen_scores(self.method, out, self.engine.progress, rule or self.method.rule) for _, out in net.sweep(images)]
+        return [
+            seen_scores(self.engine.chain, out, self.engine.progress, rule or self.engine.chain.rule)
+            for _, out in net.sweep(images)
+        ]
 
     def _name_unmet_classes(self) -> None:
         """Says once that most of the declared classes never came: each takes part in the losses."""

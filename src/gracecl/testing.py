@@ -58,9 +58,15 @@ def toy_stream(seed: int = 0, batch: int = 3) -> Stream:
     return split(toy_data(), seed, tasks=3, batch=batch)
 
 
+def as_seen(method: str, stream: Stream) -> Stream:
+    """The stream in the order in which the method sees it."""
+    order = parse_method(method).chain.traits.order
+    return stream if order is None else order(stream)
+
+
 def toy_net(method: str, net: str = TOY_NET) -> str:
     """The net, or a transformer for a method that needs one."""
-    return TOY_TRANSFORMER if parse_method(method).needs_attention else net
+    return TOY_TRANSFORMER if parse_method(method).chain.traits.attention else net
 
 
 def toy_engine(
@@ -91,7 +97,7 @@ def fit_steps(engine: Engine, at_most: int) -> list[StepResult]:
 
 def prepared(method: str, **options: Any) -> tuple[Engine, Stream]:
     """An engine in the middle of its second task."""
-    engine, stream = toy_engine(method, **options), parse_method(method).stream(toy_stream())
+    engine, stream = toy_engine(method, **options), as_seen(method, toy_stream())
     feed(engine, stream, until=min(9, len(stream)))
     return engine, stream
 
@@ -107,12 +113,12 @@ def expression_comes_back(method: str) -> None:
 
 def losses_are_pure(method: str) -> None:
     """Calling `losses` twice gives the same table and moves nothing."""
-    if parse_method(method).trains == "never":
+    if parse_method(method).chain.traits.trains == "never":
         return
     engine, stream = prepared(method)
     batch, out = next_batch(engine, stream)
     with engine_untouched(engine, "losses"):
-        first, second = engine.method.losses(out, batch), engine.method.losses(out, batch)
+        first, second = engine.chain.losses(out, batch), engine.chain.losses(out, batch)
     assert first.keys() == second.keys(), f"losses of {method} gave the rows {list(first)} and then {list(second)}"
     for row in first:
         assert torch.equal(first[row], second[row]), f"the row '{row}' of {method} changed between two calls of losses"
@@ -121,11 +127,11 @@ def losses_are_pure(method: str) -> None:
 def rows_are_per_layer_and_finite(method: str) -> None:
     """Every row is `[L]` and finite, with one tap and with four; at least one row is a loss. None, where no step is taken."""
     for taps in (1, 4):
-        engine, stream = toy_engine(method, taps=taps), parse_method(method).stream(toy_stream())
+        engine, stream = toy_engine(method, taps=taps), as_seen(method, toy_stream())
         outcomes = [outcome for outcome in feed(engine, stream) if outcome is not None]
-        assert (engine.method.trains == "stream") == bool(outcomes), f"{method} says wrongly whether it trains on the stream"
+        assert (engine.chain.traits.trains == "stream") == bool(outcomes), f"{method} says wrongly whether it trains on the stream"
         outcomes += fit_steps(engine, 20)
-        assert (engine.method.trains != "never") == bool(outcomes), f"{method} says wrongly whether it makes steps"
+        assert (engine.chain.traits.trains != "never") == bool(outcomes), f"{method} says wrongly whether it makes steps"
         for outcome in outcomes:
             assert any(is_loss(row) for row in outcome.table), f"{method} gave no loss row"
             for row, value in outcome.table.items():
@@ -135,7 +141,7 @@ def rows_are_per_layer_and_finite(method: str) -> None:
 
 def resumes_exactly(method: str, net: str | None = None, stops: Iterable[int] | None = None, until: int | None = None) -> None:
     """Saved and loaded at any step (in a task, at its end, before the first), it goes on to the same bits; saving moves nothing."""
-    stream = parse_method(method).stream(toy_stream())
+    stream = as_seen(method, toy_stream())
     stops = sorted(stops or {0, 1, len(stream) // 3, len(stream) // 2, len(stream) - 1})
     whole, outcomes = toy_engine(method, net=net), list[StepResult | None]()
     with tempfile.TemporaryDirectory() as folder:
@@ -164,7 +170,7 @@ def resumes_exactly(method: str, net: str | None = None, stops: Iterable[int] | 
 
 def learns_without_memory(method: str) -> None:
     """A memory of no slots is an allowed, if poor, memory."""
-    engine, stream = toy_engine(method, memory=0), parse_method(method).stream(toy_stream())
+    engine, stream = toy_engine(method, memory=0), as_seen(method, toy_stream())
     feed(engine, stream)
     evaluate(engine, stream.data.test_x, stream.data.test_y, stream.test_task)
 
@@ -176,14 +182,14 @@ def learns_single_images_and_single_classes(method: str) -> None:
         for step in range(6):
             label = step // 3
             rows = np.flatnonzero(data.train_y == label)[(step % 3) * batch : (step % 3) * batch + batch]
-            task = label if engine.method.boundaries == "required" else NO_TASK
+            task = label if engine.chain.traits.boundaries == "required" else NO_TASK
             outcome = engine.learn(StreamBatch(data.train_x[torch.from_numpy(rows)], data.train_y[rows], task=task))
             for row, value in (outcome.table if outcome else {}).items():
                 assert value.isfinite().all(), (
                     f"the row '{row}' of {method} became {value.tolist()} on a batch of {batch} of one class"
                 )
         result = evaluate(engine, data.test_x, data.test_y, np.zeros(len(data.test_y), np.int64))
-        assert engine.method.rule in result.accuracy, f"{method} names the rule '{engine.method.rule}', which it does not have"
+        assert engine.chain.rule in result.accuracy, f"{method} names the rule '{engine.chain.rule}', which it does not have"
 
 
 def class_numbers_do_not_matter(method: str) -> None:
@@ -200,7 +206,7 @@ def class_numbers_do_not_matter(method: str) -> None:
             if head.shape[-1] == len(number):  # a learned scale has no columns
                 moved[..., number] = head
     before, after = (
-        [*feed(engine, engine.method.stream(kind)), *fit_steps(engine, 5)] for engine, kind in ((one, stream), (two, renumbered))
+        [*feed(engine, engine.as_seen(kind)), *fit_steps(engine, 5)] for engine, kind in ((one, stream), (two, renumbered))
     )
     for name, store in one.memories.stores.items():
         kept = two.memories[name]
@@ -221,7 +227,7 @@ def scoring_leaves_everything_untouched(method: str) -> None:
     engine, stream = prepared(method)
     new = engine.meet(stream.batch(engine.progress.step))
     with engine_untouched(engine, "planning"):
-        first, second = ({name: vars(rows) for name, rows in engine.plan(new).items()} for _ in range(2))
+        first, second = ({name: vars(rows) for name, rows in engine.plan(new).blocks.items()} for _ in range(2))
     assert_same(first, second, f"two plans of {method} for one step")
 
 
@@ -234,11 +240,11 @@ def evaluation_changes_nothing(method: str) -> None:
 
 def grace_without_effect_is_the_method(method: str) -> None:
     """`grace(m)` with α = 1 and β = 0 makes the very same steps as m, if that makes any and is not feedback already."""
-    if parse_method(method).trains == "never" or method.startswith("grace("):
+    if parse_method(method).chain.traits.trains == "never" or method.startswith("grace("):
         return
     plain, wrapped = toy_engine(method, taps=4), toy_engine(f"grace({method}, beta=0, adaptive=False)", taps=4)
     for engine in (plain, wrapped):
-        feed(engine, engine.method.stream(toy_stream()), until=8)
+        feed(engine, engine.as_seen(toy_stream()), until=8)
         fit_steps(engine, 5)
     assert_same(wrapped.net.state_dict(), plain.net.state_dict(), f"grace({method}) without effect")
     if plain.fit is not None and wrapped.fit is not None:
@@ -247,13 +253,13 @@ def grace_without_effect_is_the_method(method: str) -> None:
 
 def says_whether_it_needs_tasks(method: str) -> None:
     """A method that does not require task marks works on a stream without them: it makes steps, if it ever does, and predicts."""
-    if parse_method(method).boundaries == "required":
+    if parse_method(method).chain.traits.boundaries == "required":
         return
-    stream = parse_method(method).stream(toy_stream())
+    stream = as_seen(method, toy_stream())
     unmarked = dataclasses.replace(stream, task_of_step=np.full(len(stream), NO_TASK))
     engine = toy_engine(method)
     steps = [*feed(engine, unmarked), *fit_steps(engine, 1)]
-    assert any(steps) or engine.method.trains == "never", f"{method} made no step on a stream without task marks"
+    assert any(steps) or engine.chain.traits.trains == "never", f"{method} made no step on a stream without task marks"
 
 
 METHOD_LAWS: dict[str, Callable[[str], None]] = {
@@ -278,7 +284,7 @@ def check_method(method: str) -> None:
     """All laws of methods, for the method alone and, unless it makes no steps, inside `grace(...)`."""
     if not isinstance(method, str):
         raise UserError(f"check_method takes an expression such as 'er()', not a {type(method).__name__}")
-    for expression in (method, f"grace({method})") if parse_method(method).trains != "never" else (method,):
+    for expression in (method, f"grace({method})") if parse_method(method).chain.traits.trains != "never" else (method,):
         for law in METHOD_LAWS.values():
             law(expression)
 
@@ -364,7 +370,7 @@ def check_backbone(make: Callable[[tuple[int, int, int], int], Backbone], taps: 
 
 def next_batch(engine: Engine, stream: Stream) -> tuple[Batch, Taps]:
     """The batch that the engine's next step would train on (of a fit, if it trains in no other), and what the net says of it."""
-    if engine.method.trains != "stream":
+    if engine.chain.traits.trains != "stream":
         engine.get_ready()
         fit = engine.unfinished_fit
         assert fit is not None, f"{engine.method!r} trains neither on the stream nor before evaluation"

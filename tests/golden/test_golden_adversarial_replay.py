@@ -114,7 +114,7 @@ def test_whole_step_with_mixing() -> None:
     looked_at: list[Tensor] = []
     match = engine.method.match
     engine.method.match = lambda u, x, ahead: looked_at.extend([u, found := match(u, x, ahead)]) or found
-    table, _ = engine.update(batch)
+    table = engine.update(batch)
     np.testing.assert_allclose(looked_at[0].flatten(1).numpy(), flat("mix_u"), **SINGLE)
     assert looked_at[1].tolist() == GOLDEN["mix_match"].tolist()
     np.testing.assert_allclose(batch.x[n + r :].flatten(1).numpy(), flat("mix_d"), **SINGLE)

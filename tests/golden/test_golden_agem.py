@@ -8,11 +8,10 @@ import torch
 from small import SmallNet, load
 from whole_steps import engine_with
 
-from gracecl.core import StreamBatch
+from gracecl.core import Batch, Progress, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.memory import Memories
-from gracecl.methods.agem import AGEM, REFERENCE, project
-from gracecl.nets.flat import FlatParameters
+from gracecl.methods.agem import AGEM, project
 
 GOLDEN = load("agem")
 DOUBLE = {"rtol": 1e-7, "atol": 1e-9}
@@ -29,7 +28,7 @@ def test_projection(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["viol", "ok"])
 def test_step_along_given_gradients(case: str) -> None:
-    """Through `backward`, with losses whose gradients are the given vectors, and the optimizer."""
+    """Through `after_backward`, with the given vectors as gradients, and the optimizer."""
     given = len(GOLDEN[f"g_{case}"])
     small = SmallNet.of_sizes(given, 1, 1, np.float32)  # some net with weights enough
     n = sum(parameter.numel() for parameter, _ in small.parts)
@@ -37,10 +36,11 @@ def test_step_along_given_gradients(case: str) -> None:
     small.set(pad["theta"])
     engine = Engine(AGEM(), small.net, Memories(1, small.shape), optimizer=f"sgd(lr={float(GOLDEN['lr'])})")
     flat = engine.method.weights
-    vector = flat.vector()
-    rows = {"ce/new": "g", REFERENCE: "g_ref"}
-    table = {row: (vector @ small.in_our_order(flat, pad[name])).unsqueeze(0) for row, name in rows.items()}
-    engine.method.backward(table)
+    (flat.vector() @ small.in_our_order(flat, pad["g"])).backward()
+    engine.method.reference = lambda images, labels: small.in_our_order(flat, pad["g_ref"])
+    batch = Batch(torch.zeros(0), np.empty(0, np.int64), np.empty(0, np.int64), {}, Progress(), 1, seed=0)
+    batch.targets = dict.fromkeys(("agem/images", "agem/labels"), batch.x)
+    engine.method.after_backward(batch)
     np.testing.assert_allclose(small.gradient()[:given], GOLDEN[f"g_tilde_{case}"], **SINGLE)
     engine.optimizer.step()
     np.testing.assert_allclose(small.weights()[:given], GOLDEN[f"theta_after_{case}"], **SINGLE)
@@ -54,17 +54,15 @@ def test_whole_step(case: str) -> None:
     stream, slots = GOLDEN[p + "y"], GOLDEN[p + "ym"]
     engine = engine_with(small, AGEM(), f"sgd(lr={float(GOLDEN['net_lr'])})", GOLDEN[p + "xm"], slots)
     found = {}
-    backward = engine.method.backward
+    flat, reference = engine.method.weights, engine.method.reference
 
-    def watched(table: dict[str, torch.Tensor], scale: torch.Tensor | None = None) -> None:
-        for name, row in (("g", "ce/new"), ("g_ref", REFERENCE)):
-            parameters = FlatParameters(small.net, small.shape).parameters
-            found[name] = dict(zip(parameters, torch.autograd.grad(table[row].sum(), parameters, retain_graph=True), strict=True))
-        backward(table, scale)
+    def watched(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        found["g"], found["g_ref"] = flat.gradient(), reference(images, labels)
+        return found["g_ref"]
 
-    engine.method.backward = watched
+    engine.method.reference = watched
     engine.learn(StreamBatch(small.images(GOLDEN[p + "x"]), stream))
     for name in ("g", "g_ref"):
-        np.testing.assert_allclose(small.join(found[name].__getitem__), GOLDEN[p + name], **DOUBLE)
+        np.testing.assert_allclose(small.join(flat.scatter(found[name]).__getitem__), GOLDEN[p + name], **DOUBLE)
     np.testing.assert_allclose(small.gradient(), GOLDEN[p + "g_tilde"], **DOUBLE)
     np.testing.assert_allclose(small.weights(), GOLDEN[p + "theta_after"], **DOUBLE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -75,7 +77,7 @@ def test_retrieval(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan of a step, with the program's candidates and cooperative set in place of the draws."""
     engine, new = build()
     monkeypatch.setattr(aser, "balanced_draws", lambda *_, **__: [GOLDEN["cand_slots"], slots_of(GOLDEN["coop_x"])])
-    plan = engine.plan(new, 0)
+    plan = engine.plan(new)
     assert set(plan["all"].slots) == set(GOLDEN["cand_slots"][GOLDEN["selected_mu"]])
 
 
@@ -104,7 +106,7 @@ def test_update(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(aser, "balanced_draws", lambda *_, **__: [GOLDEN["upd_eval_slots"]])
     monkeypatch.setattr(aser, "exchanges", watched)
-    engine.method.store(engine.memories, new, Drawn(), {})
+    engine.method.after_batch(engine.memories, replace(new, rng=lambda _: Drawn()))
     np.testing.assert_allclose(found["values"].numpy(), GOLDEN["upd_value"], **SINGLE)
     changed = np.flatnonzero((memory.images != before).flatten(1).any(dim=1).numpy())
     assert set(changed) == set(GOLDEN["upd_evicted"])

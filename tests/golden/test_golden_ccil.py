@@ -7,7 +7,7 @@ import torch
 from cosine_net import GRADIENTS, VALUES, engine_with, rows_of, set_weights
 from small import load
 
-from gracecl.core import Batch, Block, Progress
+from gracecl.core import Batch, Block, Plan, Planning, Progress, apart
 from gracecl.engine.engine import Engine
 from gracecl.methods.ccil import CCIL
 
@@ -43,7 +43,7 @@ def batch() -> Batch:
     n, m = len(GOLDEN["in_y"]), len(GOLDEN["in_v"])
     x, labels = (np.concatenate([GOLDEN[one], GOLDEN[two]]) for one, two in (("in_x", "in_u"), ("in_y", "in_v")))
     blocks = {"new": Block(0, n, 1, n, ()), "replay": Block(n, m, 1, 0, ())}
-    return Batch(torch.from_numpy(x), labels, np.arange(n + m), blocks, NOW, OLD + NEW, seed=0)
+    return Batch(torch.from_numpy(x), labels, np.arange(n + m), blocks, NOW, OLD + NEW, seed=0, plan=Plan({}, apart(blocks)))
 
 
 def test_one_step() -> None:
@@ -54,7 +54,7 @@ def test_one_step() -> None:
     np.testing.assert_allclose(logits[n:], GOLDEN["out_z_u"], **VALUES)
     engine.net.backbone.kept.clear()
 
-    table, _ = engine.update(step)
+    table = engine.update(step)
     assert [len(kept) for kept in engine.net.backbone.kept] == [n, len(GOLDEN["in_v"])], "stream and memory have a forward each"
     told = step.targets["ccil"][0, :, :OLD].numpy()
     np.testing.assert_allclose(told[:n], GOLDEN["out_z_teacher_x"], **VALUES)
@@ -90,13 +90,13 @@ def test_self_distillation() -> None:
     memory = engine.memories.stores["replay"] = type(engine.memories.replay)(1, (1, 1, INPUTS))
     memory.filled = 1
     set_weights(engine.net, GOLDEN, "in_sd_teacher_body", GOLDEN["in_sd_teacher_W"], GOLDEN["in_sd_teacher_sigma"])
-    [plan] = engine.method.closing_steps(engine.memories, progress, np.random.default_rng(0))
-    [block] = plan
+    [plan] = engine.chain.closing(progress, engine.memories, Planning(np.random.default_rng(0)))
+    [block] = plan.blocks
     set_weights(engine.net, GOLDEN, "in_sd_body", GOLDEN["in_sd_W"], GOLDEN["in_sd_sigma"])
     n = len(GOLDEN["in_sd_y"])
     x = torch.from_numpy(GOLDEN["in_x"])
     step = Batch(x, GOLDEN["in_sd_y"], np.arange(n), {block: Block(0, n, 1, 0, ())}, progress, NEW, seed=0)
-    table, _ = engine.update(step)
+    table = engine.update(step)
     table = {row: value.item() for row, value in table.items() if not row.startswith("log/")}
     assert table.keys() == {"ce/again", "kd/again"}
     np.testing.assert_allclose(table["ce/again"], GOLDEN["out_sd_L_cls"], **VALUES)

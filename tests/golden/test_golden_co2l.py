@@ -10,7 +10,7 @@ import torch
 from small import load
 from torch import Tensor, nn
 
-from gracecl.core import Batch, Block, Progress
+from gracecl.core import Batch, Block, Progress, total
 from gracecl.engine.engine import Engine
 from gracecl.functional.losses import asymmetric_contrast, contrast_of_each, log_relations
 from gracecl.memory import Memories
@@ -92,7 +92,7 @@ def table(engine: Engine, y: Any, current: Any) -> tuple[Batch, Any]:
     blocks = {"all": Block(0, N, 2, N, ())}
     batch = Batch(torch.from_numpy(views).view(-1, *SHAPE), np.tile(y, 2), np.arange(2 * N), blocks, progress, CLASSES, seed=0)
     engine.update.prepare(batch)
-    return batch, engine.method.losses(engine.update.forward(batch), batch)
+    return batch, engine.chain.losses(engine.update.forward(batch), batch)
 
 
 def test_projections() -> None:
@@ -110,7 +110,7 @@ def test_losses_and_gradients() -> None:
     np.testing.assert_allclose(rows["ce/contrast"].item(), GOLDEN["out_L_con"], **VALUES)
     np.testing.assert_allclose(rows["kd/relations"].item(), GOLDEN["in_w_ird"] * GOLDEN["out_L_ird"], **VALUES)
     np.testing.assert_allclose(sum(row.item() for row in rows.values()), GOLDEN["out_loss"], **VALUES)
-    engine.method.backward(rows)
+    total(rows).backward()
     for name, (weight, bias) in gradients(engine.net).items():
         np.testing.assert_allclose(weight.numpy(), GOLDEN[f"out_grad_{name}_W"], **GRADIENTS)
         np.testing.assert_allclose(bias.numpy(), GOLDEN[f"out_grad_{name}_b"], **GRADIENTS)

@@ -116,9 +116,8 @@ def test_blocks(step: str) -> None:
     assert len(current) / len(seen) == rate
     x = torch.zeros(len(labels), *SHAPE, dtype=torch.uint8)
     progress = Progress(len(so_far) - 1, task, False, seen, current)
-    plan = method.plan(
-        StreamBatch(x, labels, np.arange(len(labels)), progress=progress), memories, Planning(np.random.default_rng(1))
-    )
+    new = StreamBatch(x, labels, np.arange(len(labels)), progress=progress)
+    plan = next(method.plans(new, memories, Planning(np.random.default_rng(1))))
     assert 2 * len(plan["new"]) == len(GOLDEN[f"{step}/y_new_rows"])
     assert (memories.replay.tasks[plan["new"].slots] == task).all()
     balanced = plan["balanced"]

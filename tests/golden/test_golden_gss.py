@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,7 @@ def test_update_of_a_full_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = engine.memories.replay
     monkeypatch.setattr(gss, "draw_groups", lambda *_: GOLDEN["groups"])
     monkeypatch.setattr(gss, "draw_victims", lambda *_: GOLDEN["victims"])
-    engine.method.store(engine.memories, new, Drawn(GOLDEN["replaced"]), {})
+    engine.method.after_batch(engine.memories, replace(new, rng=lambda _: Drawn(GOLDEN["replaced"])))
     np.testing.assert_allclose(memory.attributes[SCORE].numpy(), GOLDEN["score_after"], **DOUBLE)
     replaced = GOLDEN["replaced"] == 1
     assert replaced.any()
@@ -84,6 +85,6 @@ def test_update_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     _, engine, new = build(capacity=len(GOLDEN["mem_y"]) + STREAM)
     memory = engine.memories.replay
     monkeypatch.setattr(gss, "draw_groups", lambda *_: GOLDEN["append_groups"])
-    engine.method.store(engine.memories, new, np.random.default_rng(0), {})
+    engine.method.after_batch(engine.memories, replace(new, rng=lambda _: np.random.default_rng(0)))
     np.testing.assert_allclose(memory.attributes[SCORE][-STREAM:].numpy(), GOLDEN["append_score"], **DOUBLE)
     assert torch.equal(memory.images[-STREAM:], new.x)

@@ -150,7 +150,7 @@ def test_statistics() -> None:
 def test_a_whole_step() -> None:
     """Losses, and the gradients that the engine's own update leaves."""
     made, method = in_later_task()
-    table, _ = made.update(step_batch())
+    table = made.update(step_batch())
     table = {row: value for row, value in table.items() if not row.startswith("log/")}
     assert table.keys() == {"ce/all", "ce/semantic", "kd/features"}
     close(table["ce/all"][0], GOLDEN["out_L_cls"])

@@ -47,7 +47,7 @@ def batch(small: SmallNet, memory: Memory, task: int, image: int | None = None) 
 @pytest.mark.parametrize("task", [0, 1, 2])
 def test_step(task: int) -> None:
     small, engine = build()
-    table, _ = engine.update(batch(small, engine.memories.replay, task))
+    table = engine.update(batch(small, engine.memories.replay, task))
     loss = sum(float(value) for row, value in table.items() if is_loss(row))
     np.testing.assert_allclose(loss, GOLDEN[f"t{task}_loss"], **DOUBLE)
     np.testing.assert_allclose(small.weights(), GOLDEN[f"t{task}_theta_after"], **DOUBLE)
@@ -62,7 +62,7 @@ def test_parts_per_image(task: int) -> None:
     for image in range(len(GOLDEN["x"])):
         single = batch(small, engine.memories.replay, task, image)
         with torch.no_grad():
-            single.targets = engine.method.targets(single)
-            table = engine.method.losses(engine.net(single.x), single)
+            engine.update.prepare(single)
+            table = engine.chain.losses(engine.net(single.x), single)
         np.testing.assert_allclose(float(table["log/inter"]), GOLDEN[f"t{task}_inter_per_sample"][image], **DOUBLE)
         np.testing.assert_allclose(float(table["log/intra"]), GOLDEN[f"t{task}_intra_per_sample"][image], **DOUBLE)

@@ -38,7 +38,7 @@ def batch(rows: slice | np.ndarray = slice(None)) -> Batch:
 
 def test_one_step() -> None:
     engine, step = build(), batch()
-    table, _ = engine.update(step)
+    table = engine.update(step)
     table = {row: value.item() for row, value in table.items() if not row.startswith("log/")}
     assert table.keys() == {"ce/all", "kd/features", "margin/old"}
     np.testing.assert_allclose(engine.net.backbone.kept[0].numpy(), GOLDEN["out_f"], **VALUES)
@@ -81,7 +81,7 @@ def test_cosines_and_logits() -> None:
 def test_without_old_images() -> None:
     engine, step = build(), batch(np.flatnonzero(GOLDEN["in_y"] >= OLD))
     engine.update.prepare(step)
-    table = engine.method.losses(engine.update.forward(step), step)
+    table = engine.chain.losses(engine.update.forward(step), step)
     np.testing.assert_allclose(table["ce/all"].item(), GOLDEN["out_L_ce_no_old"], **VALUES)
     np.testing.assert_allclose(table["kd/features"].item(), GOLDEN["out_L_dis_no_old"], **VALUES)
     assert table["margin/old"].item() == GOLDEN["out_L_mr_no_old"] == 0
@@ -100,7 +100,7 @@ def test_imprinted_rows(stray: float) -> None:
     x, y = torch.from_numpy(GOLDEN["in_imprint_x"]).reshape(-1, 1, 1, INPUTS), GOLDEN["in_imprint_y"]
     engine.progress = NOW
     new = StreamBatch(x, y, np.arange(len(y)), progress=NOW)
-    step = engine.assemble(engine.plan(new, 0), new, 0)
+    step = engine.assemble(engine.plan(new), new, 0)
     engine.update.prepare(step)
     np.testing.assert_allclose(rows_of(engine.net.classifier.weight)[OLD:], GOLDEN["out_imprint_rows"], **VALUES)
     np.testing.assert_array_equal(rows_of(engine.net.classifier.weight)[:OLD], GOLDEN["in_W_old"])

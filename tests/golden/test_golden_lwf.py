@@ -34,7 +34,8 @@ def row(lwf: LwF, logits: Tensor) -> Tensor:
     labels = np.full(N, OLD)
     progress = Progress(6, 1, seen=tuple(range(CLASSES)), current=tuple(range(OLD, CLASSES)))
     batch = Batch(torch.zeros(N, *SHAPE), labels, np.arange(N), {"all": Block(0, N, 1, N, ())}, progress, CLASSES, seed=0)
-    batch.targets = {name: torch.from_numpy(GOLDEN["z_teacher"])[None] for name in lwf.targets(batch)}
+    lwf.prepare(batch)
+    batch.targets = {name: torch.from_numpy(GOLDEN["z_teacher"])[None] for name in batch.targets}
     return lwf.losses(Taps(logits, logits, lambda x: x), batch)["kd/lwf"]
 
 

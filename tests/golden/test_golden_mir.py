@@ -58,7 +58,7 @@ def test_scores() -> None:
 def test_whole_step() -> None:
     """Draws, scores, selection and update as `learn` makes them; the candidates are all that memory holds."""
     small, engine = build()
-    chosen = engine.plan(incoming(small), 0)["replay"].slots
+    chosen = engine.plan(incoming(small))["replay"].slots
     assert set(chosen) == set(GOLDEN["selected"])
     engine.learn(StreamBatch(small.images(GOLDEN["x"]), GOLDEN["y"]))
     np.testing.assert_allclose(small.weights(), GOLDEN["theta_after"], **DOUBLE)
@@ -69,4 +69,4 @@ def test_second_criterion() -> None:
     past = F.cross_entropy(torch.from_numpy(GOLDEN["logits_past"]), torch.from_numpy(GOLDEN["yc"]), reduction="none")
     engine.memories.replay.attributes[BEST_LOSS] = past
     np.testing.assert_allclose(scores(engine, small), GOLDEN["s_crit2"], **DOUBLE)
-    assert set(engine.plan(incoming(small), 0)["replay"].slots) == set(GOLDEN["selected_crit2"])
+    assert set(engine.plan(incoming(small))["replay"].slots) == set(GOLDEN["selected_crit2"])

@@ -110,7 +110,7 @@ def test_taps(case: str) -> None:
 def test_losses(case: str, dtype: torch.dtype, where: str) -> None:
     engine = build(dtype)
     b = batch(case, dtype)
-    table = {row: value.detach().numpy() for row, value in engine.method.losses(engine.net(b.x), b).items()}
+    table = {row: value.detach().numpy() for row, value in engine.chain.losses(engine.net(b.x), b).items()}
     cross_entropy = sum(value for row, value in table.items() if row.startswith("ce"))
     computed = {
         "sc": table["sc"],
@@ -127,7 +127,7 @@ def test_losses(case: str, dtype: torch.dtype, where: str) -> None:
 def test_two_optimizer_steps(case: str) -> None:
     """Gradients and their norms, BatchNorm statistics, weights after one and two steps of Adam: through the engine's own update."""
     engine = build()
-    table, _ = engine.update(batch(case))
+    table = engine.update(batch(case))
     close(
         sum(value.sum().item() for row, value in table.items() if not row.startswith("log/")),
         GOLDEN[f"{case}total"],
@@ -142,7 +142,7 @@ def test_two_optimizer_steps(case: str) -> None:
     for name, norm in zip(GOLDEN[f"{case}gradnorm_names"], GOLDEN[f"{case}gradnorm"], strict=True):
         np.testing.assert_allclose(np.linalg.norm(ours(gradients, str(name))), norm, rtol=5e-5, atol=1e-6)
     check_adam(engine, case, "adam1", 1e-6)
-    table, _ = engine.update(batch(case))
+    table = engine.update(batch(case))
     total = sum(value.sum().item() for row, value in table.items() if not row.startswith("log/"))
     np.testing.assert_allclose(total, GOLDEN[f"{case}total_step2"], rtol=1e-4)
     check_adam(engine, case, "adam2", 5e-6)
@@ -181,7 +181,7 @@ def test_inference() -> None:
     close(out.features.numpy(), GOLDEN["eval/features"])
     close(out.logits.numpy(), GOLDEN["eval/logits"])
     every = torch.arange(engine.net.classes)
-    guess = {rule: scores.argmax(dim=1).numpy() for rule, scores in rule_scores(engine.method, out, every).items()}
+    guess = {rule: scores.argmax(dim=1).numpy() for rule, scores in rule_scores(engine.chain, out, every).items()}
     for expert in range(4):
         np.testing.assert_array_equal(guess[f"ncm_{expert + 1}"], GOLDEN["eval/ncm_pred"][expert])
     np.testing.assert_array_equal(guess["ncm_mean"], GOLDEN["eval/ncm_pred_mean"])
@@ -207,7 +207,7 @@ def test_views() -> None:
 
 
 def test_balanced_block_size() -> None:
-    """How many new images the block K begins with, as the hook `plan` chooses them."""
+    """How many new images the block K begins with, as the hook `plans` chooses them."""
     n_recall, b = int(GOLDEN["meta"][2]), int(GOLDEN["meta"][3])
     new, seen = tuple(GOLDEN["new_classes"].tolist()), tuple(GOLDEN["seen_classes"].tolist())
     old = np.array([label for label in seen if label not in new] * n_recall)
@@ -217,7 +217,7 @@ def test_balanced_block_size() -> None:
     incoming = StreamBatch(
         torch.zeros(b, 1, 1, 1, dtype=torch.uint8), labels, np.arange(b), progress=Progress(9, 1, False, seen, new)
     )
-    plan = MOSE(n_recall=n_recall).plan(incoming, memories, Planning(np.random.default_rng(0)))
+    plan = next(MOSE(n_recall=n_recall).plans(incoming, memories, Planning(np.random.default_rng(0))))
     assert len(plan["balanced"].stream) == int(GOLDEN["n_K"])
     assert len(plan["balanced"].slots) == min(n_recall - int(GOLDEN["n_K"]), MOSE.per_class * len(seen))
 

@@ -16,7 +16,7 @@ from gracecl.functional.augment import ROTATIONS, Pixels
 from gracecl.functional.losses import INFO_NCE_EPSILON, products, split_similarity, unit
 from gracecl.memory import Memories
 from gracecl.methods.ocm import OCM
-from gracecl.methods.rotation_contrast import pseudo_labels
+from gracecl.methods.rotation_contrast import TURNED, pseudo_labels
 from gracecl.nets.mlp import MLP
 from gracecl.nets.tapped import TappedNet
 
@@ -44,11 +44,11 @@ def attached(case: dict[str, Any]) -> OCM:
     return method
 
 
-def batch_of(method: OCM, case: dict[str, Any], blocks: dict[str, np.ndarray]) -> Batch:
+def batch_of(case: dict[str, Any], blocks: dict[str, np.ndarray]) -> Batch:
     """A step with these labels in its blocks, each in as many views as the method asks for."""
     placed, labels, start = {}, [], 0
     for name, y in blocks.items():
-        views = len(method.views(name, augment.augmentation("simclr")))
+        views = 2 * len(augment.ROTATIONS) if name in TURNED else 1
         placed[name] = Block(start, len(y), views, 0, (0,))
         labels.append(np.tile(y, views))
         start += views * len(y)
@@ -104,7 +104,7 @@ def test_similarities(case: dict[str, Any]) -> None:
 def test_a_later_step(case: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     method = attached(case)
     monkeypatch.setattr(method, "starts", lambda batch: (int(case["s_stream"]), int(case["s_replay"])))
-    batch = batch_of(method, case, {"new": case["y"], "replay": case["v"], "supervised": case["v"]})
+    batch = batch_of(case, {"new": case["y"], "replay": case["v"], "supervised": case["v"]})
     shown: list[int] = []
 
     def teacher(x: Tensor) -> Taps:
@@ -115,8 +115,7 @@ def test_a_later_step(case: dict[str, Any], dtype: torch.dtype, monkeypatch: pyt
 
     teacher.classes = method.teacher.classes  # type: ignore[attr-defined]
     monkeypatch.setattr(method, "teacher", teacher)
-    monkeypatch.setattr(method, "augmentation", ())
-    batch.targets |= method.targets(batch)
+    method.prepare(batch)
     assert shown == [len(case["teacher_projections"]), len(case["q_teacher"])]
     features, projections, q = (leaf(case[name], dtype) for name in ("features", "projections", "q"))
     table = method.losses(given(features, projections, q), batch)
@@ -135,8 +134,9 @@ def test_a_later_step(case: dict[str, Any], dtype: torch.dtype, monkeypatch: pyt
 def test_a_step_of_the_first_task(case: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     method = attached(case)
     monkeypatch.setattr(method, "starts", lambda batch: (int(case["task0_s"]), 0))
-    batch = batch_of(method, case, {"new": case["y"], "supervised": case["y"]})
-    assert method.targets(batch) == {}
+    batch = batch_of(case, {"new": case["y"], "supervised": case["y"]})
+    method.prepare(batch)
+    assert batch.targets == {}
     rows = 32 * len(case["y"])
     out = given(*(leaf(case[name][:rows], dtype) for name in ("features", "projections", "q_task0")))
     table = method.losses(out, batch)

@@ -14,7 +14,7 @@ import torch
 from small import load
 from torch import Tensor, nn
 
-from gracecl.core import Batch, Block, Progress, StreamBatch
+from gracecl.core import Batch, Block, Progress, StreamBatch, Taps
 from gracecl.engine.engine import Engine
 from gracecl.memory import Memories
 from gracecl.methods.online_lora import LossWindow, OnlineLoRA
@@ -152,13 +152,21 @@ def run(monkeypatch: pytest.MonkeyPatch, reference: bool, steps: int) -> tuple[E
     put_pair(engine, GOLDEN["in_init_Anew"], zeros)
     put_head(engine.net, GOLDEN["in_init_head_W"], GOLDEN["in_init_head_b"])
     monkeypatch.setattr(LossWindow, "add", lambda window, loss, ready: engine.progress.step in FIRES)
-    shown = []
+    shown: list[dict[str, Any]] = []
+    latest: list[list[float]] = []
+    after_step = engine.method.after_step
+
+    def noted(out: Taps, batch: Batch) -> None:
+        latest.append(engine.method.loss_of_each_batch(out, batch).mean(dim=0).tolist())
+        after_step(out, batch)
+
+    engine.method.after_step = noted
     for step in range(steps):
         outcome = engine.learn(StreamBatch(images(GOLDEN["in_stream_x"][step]), GOLDEN["in_stream_y"][step]))
         kept = engine.memories.replay.images[: len(engine.memories.replay)].view(-1, SIZE, TOKENS, WIDTH).numpy()
         ids = [int(np.flatnonzero((GOLDEN["in_stream_x"] == entry).all(axis=(1, 2, 3)))[0]) for entry in kept]
         penalty = outcome.table.get("penalty/online_lora", torch.zeros(1)).item()
-        shown.append({"L": engine.method.latest, "H": ids + [-1] * (HARD - len(ids)), "penalty": penalty, "table": outcome.table})
+        shown.append({"L": latest[-1], "H": ids + [-1] * (HARD - len(ids)), "penalty": penalty, "table": outcome.table})
     return engine, shown
 
 

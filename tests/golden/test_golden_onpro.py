@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, Block, Ints, Planning, Progress, Selection, StreamBatch, Taps, total
+from gracecl.core import Batch, Block, Ints, Plan, Planning, Progress, StreamBatch, Taps, total
 from gracecl.functional import augment
 from gracecl.functional.augment import Pixels
 from gracecl.functional.losses import split_similarity
@@ -70,20 +70,20 @@ def holding(images: Tensor, labels: Ints, drawn: Ints) -> Memories:
     return memories
 
 
-def planned(method: OnPro, fields: dict[str, Any], memories: Memories, task: int, first: bool, rng: Any) -> dict[str, Selection]:
+def planned(method: OnPro, fields: dict[str, Any], memories: Memories, task: int, first: bool, rng: Any) -> Plan:
     seen = tuple(range(PER_TASK * (task + 1)))
     y = fields["y"]
     new = StreamBatch(
         torch.zeros(len(y), *SHAPE), y, np.arange(len(y)), progress=Progress(task=task, first_of_task=first, seen=seen)
     )
-    return method.plan(new, memories, Planning(rng))
+    return method.plan(new, memories, Planning(rng, augment.augmentation("simclr")))
 
 
-def batch_of(method: OnPro, fields: dict[str, Any], plan: dict[str, Selection], memories: Memories, task: int) -> Batch:
+def batch_of(method: OnPro, fields: dict[str, Any], plan: Plan, memories: Memories, task: int) -> Batch:
     """The planned step, each block in as many views as the method asks for."""
     placed, labels, start = {}, [], 0
-    for name, rows in plan.items():
-        views = len(rows.views(method.views(name, augment.augmentation("simclr"))))
+    for name, rows in plan.blocks.items():
+        views = len(rows.views or (plan.augment,))
         placed[name] = Block(start, len(rows), views, len(rows.stream), (0,), rows.found)
         labels.append(np.tile(np.concatenate([fields["y"][rows.stream], memories.replay.labels[rows.slots]]), views))
         start += views * len(rows)
@@ -153,7 +153,7 @@ def test_the_second_step_of_the_first_task(monkeypatch: pytest.MonkeyPatch) -> N
     method, fields = attached(), step("task0")
     memories = unmixed(fields)
     plan = planned(method, fields, memories, task=0, first=False, rng=None)
-    assert list(plan) == ["new", "supervised", "seen"]
+    assert list(plan.blocks) == ["new", "supervised", "seen"]
     check_step(method, fields, batch_of(method, fields, plan, memories, 0), monkeypatch)
 
 
@@ -161,7 +161,7 @@ def test_the_first_step_of_the_second_task(monkeypatch: pytest.MonkeyPatch) -> N
     method, fields = attached(), step("step0")
     memories = unmixed(fields)
     plan = planned(method, fields, memories, task=1, first=True, rng=None)
-    assert list(plan) == ["new", "replay", "supervised", "seen"]
+    assert list(plan.blocks) == ["new", "replay", "supervised", "seen"]
     batch = batch_of(method, fields, plan, memories, 1)
     n = len(fields["y"])
     for block, name, labels in (("new", "pseudo_stream", "y"), ("replay", "pseudo_replay", "v")):
@@ -205,7 +205,7 @@ def test_prototype_feedback_and_the_second_step_of_the_second_task(monkeypatch: 
     close(pair_probabilities(APF["proto"][APF["nonzero_classes"]].astype(np.float64)), APF["prob"])
 
     plan = planned(method, fields, memories, task=1, first=False, rng=draws_of_the_file(memories, drawn))
-    assert list(plan) == ["new", "replay", "supervised", "seen"]
+    assert list(plan.blocks) == ["new", "replay", "supervised", "seen"]
     batch = batch_of(method, fields, plan, memories, 1)
     first = batch.labels[batch.blocks["replay"].view(0)]
     mixed = plan["replay"].found
@@ -214,8 +214,8 @@ def test_prototype_feedback_and_the_second_step_of_the_second_task(monkeypatch: 
     close(pseudo_labels(method.labels_of("replay", batch), CLASSES), fields["pseudo_replay"])
     base = IDENTITY.normalise(memories.replay[plan["replay"].slots])
     for block in ("replay", "supervised"):
-        view = plan[block].views(method.views(block, ()))[0]
-        close(augment.apply(view, base, np.empty((len(base), 0)), IDENTITY), APF["out_x"])
+        mixing = plan[block].views[0][:1]
+        close(augment.apply(mixing, base, np.empty((len(base), 0)), IDENTITY), APF["out_x"])
 
     # Which labels are equal follows the file, where they have single precision.
     mixed["mixed_label"] = torch.from_numpy(fields["pseudo_replay"][: len(first)])

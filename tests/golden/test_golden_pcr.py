@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gracecl.core import Batch, Block, Progress
+from gracecl.core import Batch, Block, Plan, Progress, apart
 from gracecl.engine.engine import Engine
 from gracecl.functional.augment import Pixels
 from gracecl.memory import Memories
@@ -57,12 +57,14 @@ def batch() -> Batch:
     labels = np.concatenate([np.tile(GOLDEN["v"], 2), np.tile(GOLDEN["y"], 2)])
     np.testing.assert_array_equal(labels, GOLDEN["l"])
     blocks = {"replay": Block(0, r, 2, 0, (0,)), "new": Block(2 * r, b, 2, b, (0,))}
-    return Batch(x, labels, np.arange(len(labels)), blocks, Progress(step=1), len(GOLDEN["W"]), seed=0)
+    return Batch(
+        x, labels, np.arange(len(labels)), blocks, Progress(step=1), len(GOLDEN["W"]), seed=0, plan=Plan({}, apart(blocks))
+    )
 
 
 def test_one_step() -> None:
     engine, backbone = build()
-    table, _ = engine.update(batch())
+    table = engine.update(batch())
     assert {row for row in table if not row.startswith("log/")} == {"ce/proxy"}
     np.testing.assert_allclose(table["ce/proxy"].item(), GOLDEN["L"], **TOLERANCE)
     assert len(backbone.kept) == 2, "memory and stream have a forward each"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +29,7 @@ from gracecl.methods.si import SI
 
 DOUBLE = {"rtol": 1e-7, "atol": 1e-9}
 SINGLE = {"rtol": 1e-4, "atol": 1e-5}
-NO_BATCH: Any = SimpleNamespace()
+NO_BATCH: Any = SimpleNamespace(targets={})
 
 
 def engine_of(small: SmallNet | LinearNet, method: Method, addition: Addition, lr: float = 1.0) -> Engine:
@@ -52,8 +52,8 @@ def batch_of(small: SmallNet | LinearNet, x: np.ndarray, y: np.ndarray | None = 
 
 def end_task_with(engine: Engine, batch: StreamBatch) -> None:
     """The stream brings these images at the weights that the net has, and the task ends."""
-    engine.method.observe(engine.memories, batch, np.random.default_rng(0))
-    engine.method.end_task(engine.memories, batch.progress)
+    engine.chain.after_batch(engine.memories, replace(batch, rng=lambda _: np.random.default_rng(0)))
+    engine.chain.end_task(engine.memories, batch.progress)
 
 
 def penalty(method: QuadraticPenalty) -> Tensor:

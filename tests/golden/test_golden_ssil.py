@@ -71,8 +71,9 @@ def test_step() -> None:
     step = batch(len(BOUNDS) - 2, np.concatenate([GOLDEN["in_y"], GOLDEN["in_v"]]), replayed=True)
     with torch.no_grad():
         np.testing.assert_allclose(engine.net(step.x).logits[0].numpy(), GOLDEN["out_logits"], **VALUES)
-        np.testing.assert_allclose(method.targets(step)["ssil"][0].numpy(), GOLDEN["out_teacher_logits"], **VALUES)
-    table, _ = engine.update(step)
+        method.prepare(step)
+        np.testing.assert_allclose(step.targets["ssil"][0].numpy(), GOLDEN["out_teacher_logits"], **VALUES)
+    table = engine.update(step)
     table = {row: value.item() for row, value in table.items() if not row.startswith("log/")}
     assert table.keys() == {"ce/new", "ce/replay", "kd/tasks"}
     np.testing.assert_allclose(len(step) * table["ce/new"], GOLDEN["out_L_new"], **VALUES)
@@ -90,6 +91,6 @@ def test_step() -> None:
 
 def test_first_task() -> None:
     engine, _ = learner(0)
-    table, _ = engine.update(batch(0, GOLDEN["in_y_task0"], replayed=False))
+    table = engine.update(batch(0, GOLDEN["in_y_task0"], replayed=False))
     assert {row for row in table if not row.startswith("log/")} == {"ce/new"}
     np.testing.assert_allclose(table["ce/new"].item(), GOLDEN["out_L_task0"], **VALUES)

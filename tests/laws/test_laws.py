@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gracecl.errors import UserError
 from gracecl.memory import Memory
-from gracecl.methods.base import Addition, Wrapper, parts
+from gracecl.methods.base import Addition, Wrapper
 from gracecl.nets import Backbone, ModuleBackbone
 from gracecl.nets.mlp import mlp
 from gracecl.nets.resnet import resnet18
@@ -42,7 +42,7 @@ SHORTER = {
 }
 """what makes a method's laws take less time and changes nothing else"""
 ALONE = [f"{name}({SHORTER.get(name, '')})" for name in METHODS]
-IN_GRACE = [f"grace({method})" for method in ALONE if spec.parse_method(method).trains != "never"]
+IN_GRACE = [f"grace({method})" for method in ALONE if spec.parse_method(method).chain.traits.trains != "never"]
 EXPRESSIONS = [*ALONE, *IN_GRACE, "er(reduction='sum_of_means')", "bic(held_out=0.5)"]
 SUMS = ["er() + ewc() + cpr()", "grace(er() + ewc())", "grace(sgd(classes='current') + lwf())", "grace(derpp() + si())"]
 NETS = ["resnet18(width=2)", TOY_TRANSFORMER, "own_cnn"]
@@ -50,7 +50,7 @@ ON_NETS = [
     (method, net)
     for method in [*ALONE, "grace(er())", "grace(mose())", "grace(ema())", "grace(gdumb(epochs=6))"]
     for net in NETS
-    if net == TOY_TRANSFORMER or not spec.parse_method(method).needs_attention
+    if net == TOY_TRANSFORMER or not spec.parse_method(method).chain.traits.attention
 ]
 """GRACE's own state is the same around every method, so a few stand for all; on the toy net it is around each of them"""
 STANDING_FOR_ALL = ("grace(er())", "grace(mose())", "grace(gdumb(epochs=6))", "er()", "mose()", "online_lora(n_hard=2)")
@@ -95,8 +95,8 @@ def test_method(expression: str, law: str) -> None:
 def test_targets_are_named_after_their_method(expression: str) -> None:
     """So that no wrapper or addition takes the target of another; a method may use its parent's."""
     engine, stream = prepared(expression)
-    if engine.method.trains != "never":
-        own = {methods.name_of(kind) for part in parts(engine.method) for kind in type(part).__mro__ if kind in methods._name_of}
+    if engine.chain.traits.trains != "never":
+        own = {methods.name_of(kind) for part in engine.chain.parts for kind in type(part).__mro__ if kind in methods._name_of}
         batch, _ = next_batch(engine, stream)
         assert {target.split("/")[0] for target in batch.targets} <= own
 
@@ -110,7 +110,7 @@ def test_every_pair_learns_two_tasks_or_is_refused(name: str) -> None:
     for pair in pairs:
         try:
             engine = toy_engine(pair)
-            feed(engine, spec.parse_method(pair).stream(toy_stream()), until=9)
+            feed(engine, engine.as_seen(toy_stream()), until=9)
         except UserError:
             continue
         learned += 1
@@ -185,7 +185,7 @@ def test_every_net_is_checked() -> None:
     assert set(nets.names()) - {"own_cnn"} == {"resnet18", "mlp", "vit"} | elsewhere, "add the new net to test_backbone"
 
 
-@pytest.mark.parametrize("expression", [method for method in ALONE if spec.parse_method(method).trains == "never"])
+@pytest.mark.parametrize("expression", [method for method in ALONE if spec.parse_method(method).chain.traits.trains == "never"])
 @pytest.mark.parametrize("around", ["grace({})", "ema({})", "{} + ewc()"])
 def test_what_makes_no_steps_is_not_wrapped(expression: str, around: str) -> None:
     with pytest.raises(UserError, match="alone"):
@@ -195,4 +195,4 @@ def test_what_makes_no_steps_is_not_wrapped(expression: str, around: str) -> Non
 def test_every_registered_method_says_what_it_is() -> None:
     for name, line in methods.summaries().items():
         assert line, f"{name} has no docstring"
-        assert name in [part.name for part in parts(spec.parse_method(name))]
+        assert name in [part.name for part in spec.parse_method(name).parts]

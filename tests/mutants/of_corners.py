@@ -56,44 +56,15 @@ CORNERS = [
     ),
     # Streams without task marks.
     *of(
-        "methods/ocm.py",
+        "methods/base.py",
         RETURNING,
-        within("OCM.observe", ("new.progress.tick(self.every)", "new.progress.tick(self.every) and not self.teacher")),
+        within("Chain.tick", ("progress.tick(every)", "progress.tick(every) and progress.step < every")),
     ),
-    *of(
-        "methods/co2l.py",
-        RETURNING,
-        within("Co2L.observe", ("new.progress.tick(self.every)", "new.progress.tick(self.every) and not self.teacher")),
-    ),
-    *of(
-        "methods/icarl.py",
-        RETURNING,
-        within("ICaRL.observe", ("new.progress.tick(self.every)", "new.progress.tick(self.every) and not self.teacher")),
-    ),
-    *of(
-        "methods/lwf.py",
-        RETURNING,
-        within("LwF.observe", ("new.progress.tick(self.every)", "new.progress.tick(self.every) and not self.teacher")),
-    ),
-    *of(
-        "methods/quadratic.py",
-        RETURNING,
-        within(
-            "QuadraticPenalty.observe",
-            ("new.progress.tick(self.every)", "new.progress.tick(self.every) and not self.consolidated"),
-        ),
-    ),
-    *of(
-        "methods/grace.py",
-        RETURNING,
-        within(
-            "Grace.observe",
-            (
-                "new.progress.tick(self.refresh_every)",
-                "new.progress.tick(self.refresh_every) and bool(self.feedback.accuracy.isnan().all())",
-            ),
-        ),
-    ),
+    *of("methods/ocm.py", RETURNING, within("OCM.traits", ('"every"', "None"))),
+    *of("methods/co2l.py", RETURNING, within("Co2L.traits", ('"every"', "None"))),
+    *of("methods/icarl.py", RETURNING, within("ICaRL.traits", ('"every"', "None"))),
+    *of("methods/lwf.py", RETURNING, within("LwF.traits", ('"every"', "None"))),
+    *of("methods/quadratic.py", RETURNING, within("QuadraticPenalty.traits", ('"every"', "None"))),
     *of(
         "methods/online_lora.py",
         RETURNING,
@@ -123,5 +94,5 @@ CORNERS = [
         within("_order", ('-1 if HIGHER_IS_BETTER.get(OURS.get(metric, ""), False) else 1', "-1")),
     ),
     # Nested methods.
-    *of("methods/base.py", "oracle/test_spec.py", within("joined", ("inner.keys() & own.keys()", "set()"))),
+    *of("methods/base.py", "oracle/test_spec.py", within("Chain._joined", ("inner.keys() & own.keys()", "set()"))),
 ]

@@ -33,6 +33,7 @@ METHODS = [
             ),
         ),
     ),
+    *method("agem", within("AGEM.after_backward", ("allowed + reference if self.add_reference else allowed", "allowed"))),
     *method(
         "aser",
         within("ASER.sample_size", ("3 * capacity // (4 * classes)", "capacity // classes")),
@@ -54,12 +55,12 @@ METHODS = [
         "ccil",
         within("CCIL.losses", ("weight * self.temperature**2", "weight")),
         within("CCIL.weight", ("len(progress.seen)", "len(progress.old)")),
-        within("CCIL.rate", ("self.later_rate if progress.task > 0 else 1.0", "1.0")),
+        within("CCIL.plan", ("self.later_rate if new.progress.task > 0 else 1.0", "1.0")),
     ),
     *method(
         "cls_er",
         within(
-            "CLSER.targets",
+            "CLSER.prepare",
             (
                 "cross_entropy_of_each(stable, y) < cross_entropy_of_each(plastic, y)",
                 "cross_entropy_of_each(stable, y) > cross_entropy_of_each(plastic, y)",
@@ -92,14 +93,8 @@ METHODS = [
     ),
     *method(
         "der",
-        within("DER.losses", ("self.alpha", "self.alpha / 2")),
-        within(
-            "DER.attributes",
-            (
-                'full_precision(out.logits.detach()[:, batch.blocks["new"].view(0)]).transpose(0, 1)',
-                'full_precision(out.logits.detach()[:, batch.blocks["new"].view(0)]).transpose(0, 1) * 2',
-            ),
-        ),
+        within("DER.losses", ("self.alpha", "self.alpha / 2", 2)),
+        within("DER.after_step", ("batch.keep(logits=out.logits)", "batch.keep(logits=out.logits * 2)")),
     ),
     *method(
         "derpp",
@@ -179,8 +174,8 @@ METHODS = [
         within(
             "SI.after_step",
             (
-                "self.path -= torch.where(moved == 0, moved, self._gradient * moved)",
-                "self.path += torch.where(moved == 0, moved, self._gradient * moved)",
+                'self.path -= torch.where(moved == 0, moved, batch.targets["si/gradient"] * moved)',
+                'self.path += torch.where(moved == 0, moved, batch.targets["si/gradient"] * moved)',
             ),
         ),
         within("SI.consolidate", ("(weights - self.anchor).square() + self.damping", "(weights - self.anchor).square()")),
@@ -218,11 +213,11 @@ METHODS = [
         within(
             "GSA.weights", ("2 * torch.sigmoid(up / down - 1)", "torch.sigmoid(up / down - 1)"), ("count - probability", "count")
         ),
-        within("GSA.plan", ("self.n_recall * (seen - met)", "self.n_recall * met")),
+        within("GSA.plans", ("self.n_recall * (seen - met)", "self.n_recall * met")),
     ),
     *method(
         "grace",
-        within("Grace.weighted", ("alpha * value if row in chosen else value", "value if row in chosen else value")),
+        within("Grace.adjust", ("alpha * value if row in chosen else value", "value if row in chosen else value")),
         within("Grace.past", ("np.flatnonzero(~newest)", "np.flatnonzero(newest)")),
         within(
             "Grace.entropy_row",
@@ -231,16 +226,16 @@ METHODS = [
         ),
         within("layer_accuracies", ("in_double(right) / len(labels)", "in_double(right)"), ("-torch.inf", "0.0")),
         within(
-            "Grace.store",
+            "Grace.after_batch",
             ("rng.random(len(new)) < HELDOUT_SHARE", "rng.random(len(new)) < 2 * HELDOUT_SHARE"),
-            ("new.select(rest)", "new"),
+            ("new.select(np.flatnonzero(~aside))", "new"),
         ),
-        within("Grace.observe", ("self.refresh_every", "2 * self.refresh_every")),
+        within("Grace.traits", ('"refresh_every"', "None")),
     ),
     *method(
         "gss",
         within(
-            "GSS.store",
+            "GSS.after_batch",
             ("similarity(whole, groups).cpu()[0] >= self.threshold", "similarity(whole, groups).cpu()[0] < self.threshold"),
         ),
     ),
@@ -255,7 +250,7 @@ METHODS = [
             "IL2A.semantic_logits",
             ("self.spread / 2 * (along - own).square().sum(dim=2)", "self.spread * (along - own).square().sum(dim=2)"),
         ),
-        within("IL2A.targets", ("times / self.n_prototypes", "times / len(times)")),
+        within("IL2A.ask_teacher", ("times / self.n_prototypes", "times / len(times)")),
         within(
             "IL2A.losses",
             (
@@ -264,7 +259,7 @@ METHODS = [
             ),
         ),
     ),
-    *method("joint", within("Joint.stream", ("shuffled(stream, self.n_recall)", "stream"))),
+    *method("joint", within("Joint.reordered", ("shuffled(stream, self.n_recall)", "stream"))),
     *method(
         "lode",
         within("LODE.inter_weight", ("self.rho / progress.task", "self.rho / (progress.task + 1)")),
@@ -288,7 +283,7 @@ METHODS = [
             ("before + inverse @ (layer.matrix(torch.Tensor.detach) - before)", "inverse @ layer.matrix(torch.Tensor.detach)"),
         ),
         within(
-            "LPR.plan",
+            "LPR.prepare",
             ("self.age >= self.refresh_every", "self.age > self.refresh_every"),
             ("np.arange(n) * len(memory) // n", "np.arange(n)"),
         ),
@@ -327,8 +322,8 @@ METHODS = [
         within(
             "MKD.eval_net",
             ('0.5 if self.predict == "mean" else 0.0', '1.0 if self.predict == "mean" else 0.0'),
-            ("mean.copy_(slow).lerp_(fast, share)", "mean.copy_(fast).lerp_(slow, share / 2)"),
-            ("own.copy_(latest)", "own.copy_(own)"),
+            ("own.copy_(slow).lerp_(fast, share)", "own.copy_(fast).lerp_(slow, share / 2)"),
+            ("frozen_copy(self.net)", "frozen_copy(self.teacher)"),
         ),
         within(
             "MKD.attach",
@@ -336,10 +331,10 @@ METHODS = [
             ("torch.eye(net.layers)[-1]", "torch.eye(net.layers)[0]"),
             ("module.momentum = 0.0", "module.momentum = 0.1"),
         ),
-        within("MKD.plan", ("self.follow(1.0)", "self.follow(0.0)")),
+        within("MKD.prepare", ("self.follow(1.0)", "self.follow(0.0)")),
         within("MKD.after_step", ("self.teacher_rate", "1 - self.teacher_rate")),
         within(
-            "MKD.targets",
+            "MKD.prepare",
             ("self.net.meter.count(forward=len(batch))", "self.net.meter.count(forward=0)"),
             ("RandAugment(self.harder, self.magnitude)", "RandAugment(1, self.magnitude)"),
             ("RandAugment(self.harder, self.magnitude)", "RandAugment(self.harder)"),
@@ -350,7 +345,7 @@ METHODS = [
         within(
             "Mirrored.eval_net",
             ("net.mirrored = True", "net.mirrored = False"),
-            ("copy.copy(self.inner.eval_net)", "self.inner.eval_net"),
+            ("copy.copy(net)", "net"),
         ),
     ),
     *method(
@@ -373,7 +368,7 @@ METHODS = [
     *method(
         "mose",
         within(
-            "MOSE.plan",
+            "MOSE.plans",
             ("self.n_recall * len(current)", "self.n_recall"),
             ("min(self.n_recall - n_new, self.per_class * len(progress.seen))", "self.n_recall - n_new"),
         ),
@@ -384,12 +379,11 @@ METHODS = [
                 "cross_entropy(out.logits[:, balanced], batch.y[balanced])",
             ),
         ),
-        within("MOSE.views", ("(Mirror(), *augment)", "(*augment, Mirror())")),
+        within("MOSE.plans", ("(Mirror(), *planning.augment)", "(*planning.augment, Mirror())")),
     ),
     *method(
         "multi_update",
         within("there_and_back", ("groups - 1 - column if row % 2 else column", "column")),
-        within("MultiUpdate.repeats", ("self.updates * self.inner.repeats", "self.updates")),
         within(
             "MultiUpdate.part_of",
             ("turn // groups", "turn % groups"),
@@ -398,18 +392,11 @@ METHODS = [
             ("there_and_back(place, groups) == turn % groups", "there_and_back(place, groups) == turn // groups"),
         ),
         within("MultiUpdate.shares", ("self.updates // fewer", "self.updates")),
-        within("MultiUpdate.plan", ("replace(planning, repeat=step)", "replace(planning, repeat=turn)"), ("turn == 0", "True")),
         within(
-            "MultiUpdate.attributes",
-            (
-                "self.gathered[name][torch.from_numpy(self.stream_rows).to(value.device)] = value",
-                "self.gathered[name][: len(value)] = value",
-            ),
-        ),
-        within(
-            "MultiUpdate.rate",
-            ("self.lr_factor * super().rate(progress)", "self.lr_factor"),
-            ("self.lr_factor * super().rate(progress)", "super().rate(progress)"),
+            "MultiUpdate.plans",
+            ("cycle(enumerate(turns))", "enumerate(turns)"),
+            ("self.lr_factor * plan.rate", "self.lr_factor"),
+            ("self.lr_factor * plan.rate", "plan.rate"),
         ),
     ),
     *method(
@@ -445,7 +432,7 @@ METHODS = [
             ),
         ),
     ),
-    *method("pcr", within("PCR.views", ("return (), augment", "return augment, augment"))),
+    *method("pcr", within("PCR.plan", ("((), planning.augment)", "(planning.augment, planning.augment)"))),
     *method(
         "ranpac",
         within("RanPAC.projected", ("torch.relu(features.double() @ self.projection)", "features.double() @ self.projection")),
@@ -460,9 +447,9 @@ METHODS = [
     ),
     *method(
         "rar",
-        within("RAR.repeats", ("self.iterations * self.inner.repeats", "self.inner.repeats")),
+        within("RAR.plans", ("range(self.iterations)", "range(1)")),
         within(
-            "RAR.losses",
+            "RAR.adjust",
             (
                 '(("ce/new", self.stream_weight), ("ce/replay", self.memory_weight))',
                 '(("ce/new", self.memory_weight), ("ce/replay", self.stream_weight))',
@@ -472,7 +459,7 @@ METHODS = [
     *method(
         "replay",
         within("Replay.recalled", ("limit * len(new.progress.seen)", "limit")),
-        within("Replay.repeats", ("return self.mem_iters", "return 1")),
+        within("Replay.plans", ("range(self.mem_iters)", "range(1)")),
         within(
             "Replay.rules",
             (

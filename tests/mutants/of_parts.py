@@ -23,9 +23,40 @@ PARTS = [
         ),
     ),
     *of(
+        "methods/base.py",
+        "laws/test_hooks.py",
+        within(
+            "Chain.losses",
+            ('self._joined("loss row", table, made[part])', "made[part]"),
+            ("part.adjust(table, out, batch)", "table"),
+        ),
+        within("Chain.after_batch", ("new if rest is None else rest", "new")),
+        within("Chain.__init__", ("not part.traits.moves_weights", "part.traits.moves_weights")),
+        within("Chain.end_task", ("part.end_task(memories, progress) or {}", "{}")),
+    ),
+    *of(
+        "methods/base.py",
+        "oracle/test_grace.py oracle/test_lwf.py",
+        within("Chain.tick", ("progress.tick(every)", "not progress.tick(every)")),
+    ),
+    *of(
+        "methods/state.py",
+        "laws/test_hooks.py",
+        within("restored", ("type(now)(kept) if isinstance(now, tuple) else list(kept)", "kept")),
+    ),
+    *of(
+        "core.py",
+        "oracle/test_multi_update.py oracle/test_der.py",
+        within(
+            "Batch.keep",
+            ("torch.from_numpy(block.stream)", "torch.arange(len(own))"),
+            ("slice(block.start, block.start + block.from_stream)", "slice(block.start + 1, block.start + 1 + block.from_stream)"),
+        ),
+    ),
+    *of(
         "engine/engine.py",
         "oracle/test_engine.py oracle/test_ccil.py oracle/test_ssil.py",
-        within("Engine._set_rates", ('group["lr"] = part * full', 'group["lr"] = full')),
+        within("Engine._set_rates", ('group["lr"] = plan.rate * full', 'group["lr"] = full')),
         within(
             "Engine.learn",
             (

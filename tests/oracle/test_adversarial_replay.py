@@ -128,7 +128,7 @@ def prepared_engine(method: str) -> Engine:
 
 def test_all_weight_trains_on_the_attacked_images_alone() -> None:
     engine, batch = middle("adversarial_replay(n_recall=5, beta=1)")
-    table = engine.method.losses(engine.update.forward(batch), batch)
+    table = engine.chain.losses(engine.update.forward(batch), batch)
     assert float(table["ce/replay"].detach()) == 0
     assert float(table["ce/adversarial"].detach()) > 0
 
@@ -209,11 +209,11 @@ def test_mixed_labels_are_shares_of_two() -> None:
     others = batch.blocks["adversarial"].found["other"].tolist()
     for row, (own, other) in enumerate(zip(batch.y[rows].tolist(), others, strict=True)):
         loss -= share * float(log_p[row, own]) + (1 - share) * float(log_p[row, other])
-    table = engine.method.losses(out, batch)
+    table = engine.chain.losses(out, batch)
     assert float(table["ce/adversarial"]) == pytest.approx(0.4 * loss / len(log_p), rel=1e-5)
     batch.blocks["adversarial"].found["share"] = torch.tensor(1.0)
     plain = 0.4 * F.cross_entropy(out.logits[-1][rows], batch.y[rows])
-    assert float(engine.method.losses(out, batch)["ce/adversarial"]) == pytest.approx(float(plain), rel=1e-5)
+    assert float(engine.chain.losses(out, batch)["ce/adversarial"]) == pytest.approx(float(plain), rel=1e-5)
 
 
 @pytest.mark.parametrize("net", ["mlp(width=12, depth=4, norm=True)", "resnet18(width=2)"])
@@ -270,4 +270,4 @@ def test_bad_options_are_refused() -> None:
     for options in ("beta=1.1", "radius=-0.1", "attack_steps=-1"):
         with pytest.raises(UserError, match="adversarial_replay: "):
             parse_method(f"adversarial_replay({options})")
-    assert AdversarialReplay().boundaries == "unused"
+    assert AdversarialReplay().traits.boundaries == "unused"

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.core import is_loss, total
+from gracecl.core import Batch
 from gracecl.engine.engine import Engine
-from gracecl.methods.agem import REFERENCE, project
+from gracecl.methods.agem import project
 from gracecl.testing import METHOD_LAWS, assert_same, feed, next_batch, prepared, toy_engine, toy_stream
 
 PLAIN_NET = "mlp(width=12, depth=4)"
@@ -88,11 +88,10 @@ def test_step(taps: int, against: bool) -> None:
     memory.images[:] = piece.x[torch.arange(12) % 3]
     memory.labels[:] = (piece.labels[np.arange(12) % 3] + against) % 6
     batch, out = next_batch(engine, stream)
-    new, reference = batch.rows("new"), batch.rows("reference")
-    assert [batch.blocks["new"].images, batch.blocks["reference"].images] == [3, 5]
-    table = engine.method.losses(out, batch)
-    assert set(table) == {"ce/new", REFERENCE}
-    expected = slow_step(engine, batch.x[new], batch.y[new], batch.x[reference], batch.y[reference], 0.1)
+    images, labels = batch.targets["agem/images"], batch.targets["agem/labels"]
+    assert (len(batch), len(images)) == (3, 5)
+    assert set(engine.chain.losses(out, batch)) == {"ce/new"}
+    expected = slow_step(engine, batch.x, batch.y, images, labels, 0.1)
     plain = {name: value.clone() for name, value in engine.net.named_parameters()}
     engine.update(batch)
     for name, parameter in engine.net.named_parameters():
@@ -100,59 +99,36 @@ def test_step(taps: int, against: bool) -> None:
     assert any(not torch.equal(plain[name], value) for name, value in engine.net.named_parameters())
 
 
-def gradients_after(engine: Engine, table: dict[str, Tensor], scale: Tensor | None = None) -> Tensor:
-    for parameter in engine.net.parameters():
-        parameter.grad = None
-    engine.method.backward(table, scale)
-    return engine.method.weights.gradient()
-
-
-def contradicted(method: str, **options) -> tuple[Engine, dict[str, Tensor]]:
-    """A learner whose memory contradicts its stream, and the table of its next step."""
+def contradicted(method: str, **options) -> tuple[Engine, Batch]:
+    """A learner whose memory contradicts its stream, and the batch of its next step."""
     engine, stream = prepared(method, **options)
     memory = engine.memories.replay
     piece = stream.batch(engine.progress.step)
     memory.images[:] = piece.x[torch.arange(12) % 3]
     memory.labels[:] = (piece.labels[np.arange(12) % 3] + 1) % 6
-    batch, out = next_batch(engine, stream)
-    return engine, engine.method.losses(out, batch)
+    return engine, next_batch(engine, stream)[0]
 
 
-def test_loss_scaling_scales_the_gradient_and_nothing_else() -> None:
-    engine, table = contradicted("agem()")
-    again, same = contradicted("agem()")
-    plain, scaled = gradients_after(engine, table), gradients_after(again, same, torch.tensor(1024.0))
-    torch.testing.assert_close(scaled / 1024, plain, rtol=1e-4, atol=1e-6)
+def gradient_after(engine: Engine, batch: Batch) -> Tensor:
+    """What the step goes along."""
+    engine.update(batch)
+    return engine.method.weights.gradient()
 
 
 def test_the_reference_is_no_part_of_the_objective() -> None:
-    _, table = contradicted("agem()")
-    assert not is_loss(REFERENCE)
-    torch.testing.assert_close(total(table), table["ce/new"].sum())
-
-
-def test_backward_of_the_stream_does_not_visit_the_reference() -> None:
-    """Two forwards are two graphs: each gradient costs its own images alone."""
-    engine, stream = prepared("agem()")
-    batch, out = next_batch(engine, stream)
-    table = engine.method.losses(out, batch)
-    table[REFERENCE].sum().backward()  # frees its graph, so that the next would fail if it went through that one too
-    of_reference = engine.net.classifier.weight.grad.clone()
-    table["ce/new"].sum().backward()
-    assert not torch.equal(engine.net.classifier.weight.grad, of_reference)
+    engine, batch = contradicted("agem()")
+    [row] = [row for row in engine.update(batch) if not row.startswith("log/")]
+    assert row == "ce/new"
+    assert set(batch.blocks) == {"new"}
 
 
 def test_plus_plus_adds_the_reference() -> None:
-    engine, table = contradicted("agem()")
-    projected = gradients_after(engine, table)
+    engine, batch = contradicted("agem()")
+    projected = gradient_after(engine, batch)
     other, same = contradicted("agem()")
     other.method.add_reference = True
-    weights = other.method.weights
-    found = torch.autograd.grad(same[REFERENCE].sum(), weights.parameters, retain_graph=True, allow_unused=True)
-    reference = weights.gather(
-        {p: torch.zeros_like(p) if g is None else g for p, g in zip(weights.parameters, found, strict=True)}.__getitem__
-    )
-    torch.testing.assert_close(gradients_after(other, same), projected + reference, rtol=1e-4, atol=1e-6)
+    reference = other.method.reference(same.targets["agem/images"], same.targets["agem/labels"])
+    torch.testing.assert_close(gradient_after(other, same), projected + reference, rtol=1e-4, atol=1e-6)
 
 
 def test_empty_memory_is_fine_tuning() -> None:
@@ -182,10 +158,10 @@ def test_a_small_step_does_not_raise_the_memory_s_loss() -> None:
         normalise = engine.net.pixels.normalise
         engine.net.pixels.normalise = lambda images, normalise=normalise: normalise(images).double()
         batch, _ = next_batch(engine, stream)
-        rows = batch.rows("reference")
+        images, labels = batch.targets["agem/images"], batch.targets["agem/labels"]
 
-        def loss(engine=engine, batch=batch, rows=rows) -> float:
-            return float(F.cross_entropy(engine.net(batch.x[rows]).logits[0].detach(), batch.y[rows]))
+        def loss(engine=engine, images=images, labels=labels) -> float:
+            return float(F.cross_entropy(engine.net(images).logits[0].detach(), labels))
 
         before = loss()
         engine.update(batch)
@@ -195,32 +171,36 @@ def test_a_small_step_does_not_raise_the_memory_s_loss() -> None:
 
 def test_the_current_task_can_be_left_out() -> None:
     engine, stream = prepared("agem(exclude_current_task=True, n_reference=20)")
-    assert engine.method.boundaries == "required"
+    assert engine.chain.traits.boundaries == "required"
     batch, _ = next_batch(engine, stream)
     memory = engine.memories.replay
-    assert batch.blocks["reference"].images == memory.count(task=0) < len(memory)
+    assert len(batch.targets["agem/images"]) == memory.count(task=0) < len(memory)
     first = toy_engine("agem(exclude_current_task=True)")
-    outcomes = feed(first, stream, until=4)
-    assert all(REFERENCE not in outcome.table for outcome in outcomes)
+    assert all(outcome.forward == outcome.images == 3 for outcome in feed(first, stream, until=4))
 
 
 def test_grace_weighs_the_stream_and_not_the_reference() -> None:
     engine, stream = prepared("grace(agem())", taps=4)
     batch, out = next_batch(engine, stream)
     assert batch.supervised == batch.rows("new")
-    weighted, inner = engine.method.losses(out, batch), engine.method.inner.losses(out, batch)
+    weighted, inner = engine.chain.losses(out, batch), engine.method.inner.chain.losses(out, batch)
     alpha = weighted["log/alpha"]
     assert len(set(alpha.tolist())) > 1, "the layers weigh differently"
     torch.testing.assert_close(weighted["ce/new"], alpha * inner["ce/new"])
-    assert torch.equal(weighted[REFERENCE], inner[REFERENCE])
+    images, labels = batch.targets["agem/images"], batch.targets["agem/labels"]
+    plain = torch.autograd.grad(
+        F.cross_entropy(engine.net(images).logits.flatten(0, 1), labels.repeat(4)), engine.net.classifier.weight
+    )
+    found = engine.method.inner.weights.scatter(engine.method.inner.reference(images, labels))[engine.net.classifier.weight]
+    torch.testing.assert_close(found, 4 * plain[0], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["rar(agem(), iterations=2)", "lode(agem())"])
-def test_the_stream_s_loss_may_share_the_reference_s_graph(method: str) -> None:
-    """In one forward for both blocks, and where a wrapper makes the loss anew from all logits."""
+def test_wrappers_leave_the_reference_alone(method: str) -> None:
+    """Also where one makes a single forward of all blocks, or makes the loss anew from the logits."""
     outcomes = feed(toy_engine(method), toy_stream(), until=9)
     assert all(value.isfinite().all() for outcome in outcomes for value in outcome.table.values())
-    assert REFERENCE in outcomes[-1].table
+    assert outcomes[-1].forward > outcomes[-1].images
 
 
 @pytest.mark.parametrize("law", METHOD_LAWS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -220,7 +221,7 @@ def test_update(known: bool) -> None:
         pool = torch.cat([images[torch.from_numpy(candidates)], new.x])
         pool_y = torch.from_numpy(np.concatenate([labels[candidates], new.labels]))
         values = slow_values(features(engine, x), torch.from_numpy(y), features(engine, pool), pool_y, 3).sum(axis=0)
-        engine.method.store(engine.memories, new, np.random.default_rng(seed), {})
+        engine.method.after_batch(engine.memories, replace(new, rng=lambda _, seed=seed: np.random.default_rng(seed)))
 
         changed = np.flatnonzero((memory.images != images).flatten(1).any(dim=1).numpy())
         stored = [k for k in range(3) if any(torch.equal(memory.images[slot], new.x[k]) for slot in changed)]

@@ -81,7 +81,7 @@ def test_rows_in_the_third_task(taps: int, temperature: float) -> None:
     assert (found.scale != 1).all()
     feed(engine, stream(), until=2 * PER_TASK + 3)
     batch, out = next_batch(engine, stream())
-    table = engine.method.losses(out, batch)
+    table = engine.chain.losses(out, batch)
     assert table.keys() == {"ce/all", "kd/old"}
     teacher, weight = then(batch.x).logits, 4 / 6
     assert len(batch.progress.seen) == 6
@@ -103,7 +103,7 @@ def test_rows_in_the_second_task_have_a_plain_teacher() -> None:
     then = frozen_copy(engine.net)
     feed(engine, stream(), until=PER_TASK + 3)
     batch, out = next_batch(engine, stream())
-    row = engine.method.losses(out, batch)["kd/old"]
+    row = engine.chain.losses(out, batch)["kd/old"]
     expected = 0.5 * slow_distillation(out.logits[0].detach(), then(batch.x).logits[0], [0, 1], 2.0)
     assert row.item() == pytest.approx(expected, rel=1e-5)
     assert torch.equal(batch.targets["bic"], then(batch.x).logits)
@@ -113,7 +113,7 @@ def test_the_first_task_has_neither_teacher_nor_correction() -> None:
     engine = learner(PER_TASK - 1)
     batch, out = next_batch(engine, stream())
     assert not batch.targets
-    table = engine.method.losses(out, batch)
+    table = engine.chain.losses(out, batch)
     assert table.keys() == {"ce/all"}
     expected = slow_cross_entropy(out.logits[0].detach(), batch.labels.tolist(), [0, 1])
     assert table["ce/all"].item() == pytest.approx(expected, rel=1e-5)
@@ -204,14 +204,14 @@ def test_only_the_newest_classes_are_corrected_and_only_between_tasks() -> None:
     images = toy_data().test_x
     [(_, out)] = engine.net.sweep(images)
     found = bic(engine).correction
-    scores = rule_scores(engine.method, out, torch.arange(6))["linear_last"]
+    scores = rule_scores(engine.chain, out, torch.arange(6))["linear_last"]
     assert torch.equal(scores[:, [0, 1, 4, 5]], out.logits[-1][:, [0, 1, 4, 5]])
     expected = found.scale.float() * out.logits[-1][:, [2, 3]] + found.shift.float()
     torch.testing.assert_close(scores[:, [2, 3]], expected)
     assert not torch.equal(scores, out.logits[-1])
     feed(engine, stream(), until=2 * PER_TASK + 1)
     [(_, out)] = engine.net.sweep(images)
-    assert torch.equal(engine.method.rules(out)["linear"], out.logits), "within a task there is no correction"
+    assert torch.equal(engine.chain.rules(out)["linear"], out.logits), "within a task there is no correction"
     assert torch.equal(bic(engine).of_teacher.scale, found.scale), "the teacher keeps its own"
     feed(engine, stream())
     last = bic(engine).correction
@@ -222,7 +222,7 @@ def test_only_the_newest_classes_are_corrected_and_only_between_tasks() -> None:
 def test_each_task_s_values_are_told() -> None:
     engine = toy_engine("grace(bic(n_recall=20))", memory=MEMORY, taps=2)
     feed(engine, stream(), until=2 * PER_TASK)
-    values = engine.method.task_values()
+    values = engine.task_values
     assert values["bias_scale"] == bic(engine).correction.scale.tolist()
     assert values["bias_shift"] == bic(engine).correction.shift.tolist()
     assert len(values["bias_scale"]) == 2
@@ -372,8 +372,8 @@ def test_planning_moves_nothing() -> None:
 def test_nearest_mean_is_an_option() -> None:
     engine = learner(2 * PER_TASK, "bic(n_recall=20, inference='ncm')")
     [(_, out)] = engine.ready_to_predict().sweep(toy_data().test_x)
-    assert set(engine.method.rules(out)) == {"linear", "ncm"}
-    assert engine.method.rule == "ncm_last"
+    assert set(engine.chain.rules(out)) == {"linear", "ncm"}
+    assert engine.chain.rule == "ncm_last"
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_table(taps: int) -> None:
         engine.net.classifier.scale += torch.arange(taps).view(-1, 1, 1) + 1.5
     batch, out = assembled(engine, [3, 0, 4, 4])
     taught = then(batch.x).logits.double()
-    table = engine.method.losses(out, batch)
+    table = engine.chain.losses(out, batch)
     assert list(table) == ["ce/new", "kd/new", "ce/replay", "kd/replay"]
     factor = 5 * (5 / 3) ** 0.66
     for layer in range(taps):
@@ -85,7 +85,7 @@ def test_first_task() -> None:
     [first, *_] = teach(engine, FIRST, 0)
     assert {row for row in first.table if not row.startswith("log/")} == {"ce/new"}  # nothing is in memory yet
     batch, out = assembled(engine, [5, 1, 1], task=0)
-    table = engine.method.losses(out, batch)
+    table = engine.chain.losses(out, batch)
     assert table.keys() == {"ce/new", "ce/replay"}
     y = torch.tensor([FIRST.index(label) for label in batch.labels])
     for block in ("new", "replay"):
@@ -103,7 +103,7 @@ def gradient_of_rows(engine: Engine, row: Tensor) -> Tensor:
 def test_each_term_moves_its_own_rows_of_the_head() -> None:
     engine = second_task("ccil()")
     batch, out = assembled(engine, [3, 0, 4, 4])
-    table = engine.method.losses(out, batch)
+    table = engine.chain.losses(out, batch)
     moved = {row: set(torch.nonzero(gradient_of_rows(engine, value)).flatten().tolist()) for row, value in table.items()}
     assert moved == {
         "ce/new": set(SECOND),
@@ -119,7 +119,7 @@ def test_nothing_to_distil_where_net_and_teacher_agree() -> None:
     engine.end_task()
     engine.net.eval()
     batch, out = assembled(engine, [3, 0])
-    table = engine.method.losses(out, batch)
+    table = engine.chain.losses(out, batch)
     assert max(table[row].abs().max() for row in ("kd/new", "kd/replay")) < 1e-6
 
 
@@ -128,7 +128,7 @@ def test_it_is_the_usual_distillation_over_the_number_of_old_classes() -> None:
     batch, out = assembled(engine, [3, 0, 4, 4])
     usual = distillation(out.logits[:, :4], batch.targets["ccil"][:, :4], 2.0, batch.old)
     factor = engine.method.weight("new", batch.progress)
-    torch.testing.assert_close(engine.method.losses(out, batch)["kd/new"], factor * 4 * usual / len(FIRST))
+    torch.testing.assert_close(engine.chain.losses(out, batch)["kd/new"], factor * 4 * usual / len(FIRST))
 
 
 def test_factor() -> None:

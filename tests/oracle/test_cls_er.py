@@ -37,7 +37,7 @@ def test_losses(taps: int) -> None:
     """CE over new and replayed images; λ times the mean square over replayed images and all outputs, towards the surer model."""
     engine, stream = moved_apart("cls_er(n_recall=9, strength=0.7)", taps)
     batch, out = next_batch(engine, stream)
-    table = engine.method.losses(out, batch)
+    table = engine.chain.losses(out, batch)
     assert set(table) == {"ce/all", "kd/surer"}
     recalled = range(3, 12)
     assert replayed(batch) == slice(3, 12)
@@ -60,7 +60,7 @@ def test_no_gradient_reaches_the_models() -> None:
     engine, stream = moved_apart("cls_er(n_recall=9)", 1)
     batch, out = next_batch(engine, stream)
     assert not batch.targets["cls_er"].requires_grad
-    engine.method.losses(out, batch)["kd/surer"].sum().backward()
+    engine.chain.losses(out, batch)["kd/surer"].sum().backward()
     assert all(value.grad is None for model in (engine.method.plastic, engine.method.stable) for value in model.copy.parameters())
 
 
@@ -140,7 +140,7 @@ def test_alpha_follows_the_stable_model() -> None:
     engine = toy_engine("grace(cls_er(stable_rate=0.0))", taps=4)
     start = state(engine.net)
     feed(engine, toy_stream(), until=9)
-    assert engine.method.eval_net is engine.method.inner.stable.copy
+    assert engine.chain.eval_net(engine.net) is engine.method.inner.stable.copy
     memory, right = engine.memories.replay, toy_engine("er()", taps=4)
     right.net.load_state_dict(start)
     engine.method.look_back(engine.memories, engine.progress)

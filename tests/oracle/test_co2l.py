@@ -166,7 +166,7 @@ def test_table_in_the_second_task(taps: int) -> None:
     assert from_memory & old
     assert from_memory & current
     assert not old & current
-    table = engine.method.losses(out, batch)
+    table = engine.chain.losses(out, batch)
     assert table.keys() == {"ce/contrast", "kd/relations"}
     z, teacher = projected(engine.net, out.features), projected(then, then(batch.x).features)
     labels = batch.labels.tolist()
@@ -266,7 +266,7 @@ def test_only_old_images_give_no_contrast() -> None:
     batch = Batch(
         torch.randn(8, 1, 8, 8), labels, np.arange(8), {"all": Block(0, 4, 2, 0, ())}, engine.progress, 6, seed=0
     )  # fmt: skip
-    row = engine.method.losses(engine.net(batch.x), batch)["ce/contrast"]
+    row = engine.chain.losses(engine.net(batch.x), batch)["ce/contrast"]
     assert row.tolist() == [0.0]
     gradients = torch.autograd.grad(row.sum(), list(engine.net.backbone.parameters()), allow_unused=True)
     assert not any(gradient is not None and gradient.any() for gradient in gradients)
@@ -278,7 +278,7 @@ def test_heads_learn_only_if_asked_to_and_move_nothing_else() -> None:
         assert torch.equal(parameter, headed.net.get_parameter(name)) != name.startswith("classifier."), name
     batch, out = next_batch(headed, stream())
     terms = -F.log_softmax(out.logits[0], dim=-1)[torch.arange(len(batch)), batch.y]
-    torch.testing.assert_close(headed.method.losses(out, batch)["ce/head"][0], terms.mean())
+    torch.testing.assert_close(headed.chain.losses(out, batch)["ce/head"][0], terms.mean())
 
 
 # Inference.
@@ -286,7 +286,7 @@ def test_heads_learn_only_if_asked_to_and_move_nothing_else() -> None:
 
 def predictions(engine: Engine) -> list[int]:
     [(_, out)] = engine.ready_to_predict().sweep(toy_data(6, 60).test_x)
-    scores, columns = seen_scores(engine.method, out, engine.progress, engine.method.rule)
+    scores, columns = seen_scores(engine.chain, out, engine.progress, engine.chain.rule)
     return columns[scores.argmax(dim=1)].tolist()
 
 
@@ -336,7 +336,7 @@ def test_the_probe_is_fitted_to_clean_features_at_every_tap_and_leaves_the_net_a
     assert set(result.accuracy) == {"probe_last", "probe_mean", "probe_1", "probe_2", "probe_3", "probe_4"}
     memory = engine.memories.replay
     [(_, out)] = engine.net.sweep(memory.images[: len(memory)])
-    guesses = engine.method.rules(out)["probe"].argmax(dim=-1).numpy()
+    guesses = engine.chain.rules(out)["probe"].argmax(dim=-1).numpy()
     assert ((guesses == memory.labels[: len(memory)]).mean(axis=1) > 0.8).all()
 
 
@@ -363,7 +363,7 @@ def test_other_inference() -> None:
         engine = run(f"co2l({options})")
         rules = evaluate(engine, data.test_x, data.test_y, tasks).accuracy
         assert {rule.rsplit("_", 1)[0] for rule in rules} == families
-        assert engine.method.rule in rules
+        assert engine.chain.rule in rules
 
 
 def test_defaults_are_the_programs() -> None:
@@ -394,7 +394,7 @@ def test_bad_options_are_told(options: dict[str, object], told: str) -> None:
 def test_grace_weighs_the_contrast_and_leaves_the_relations() -> None:
     engine = run("grace(co2l(train_head=True))", taps=4)
     batch, out = next_batch(engine, stream())
-    inner, table = engine.method.inner.losses(out, batch), engine.method.losses(out, batch)
+    inner, table = engine.method.inner.chain.losses(out, batch), engine.chain.losses(out, batch)
     alpha = table["log/alpha"]
     assert (alpha != 1).any()
     for row in ("ce/contrast", "ce/head"):

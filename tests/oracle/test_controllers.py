@@ -101,7 +101,7 @@ def test_forgetting_sees_which_images_grace_replays_and_acts_on_them_alone() -> 
     torch.testing.assert_close(signals.forgetting, ce[:, ~new].mean(dim=1) - ce[:, new].mean(dim=1))
     with torch.no_grad():
         engine.method.after_step(out, batch)
-    plain, weighted = engine.method.inner.losses(out, batch), engine.method.losses(out, batch)
+    plain, weighted = engine.method.inner.chain.losses(out, batch), engine.chain.losses(out, batch)
     alpha = 4 * torch.softmax(signals.forgetting / 0.5, dim=0)
     torch.testing.assert_close(weighted["ce/balanced"], alpha * plain["ce/balanced"])
     assert torch.equal(weighted["ce/new"], plain["ce/new"])

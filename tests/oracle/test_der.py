@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gracecl.core import MEMORY_SOURCE, Selection, StreamBatch
+from gracecl.core import MEMORY_SOURCE, Plan, Selection, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.functional.losses import logit_distance
 from gracecl.testing import assert_same, feed, next_batch, prepared, toy_engine, toy_stream
@@ -50,7 +50,7 @@ def test_table_of_derpp(options: str, taps: int) -> None:
     assert set(batch.progress.seen) < set(range(6)), "the option makes a difference"
     dark = "replay" if "shared" in options else "dark"
     with torch.no_grad():
-        table = engine.method.losses(out, batch)
+        table = engine.chain.losses(out, batch)
     for layer in range(taps):
         logits = out.logits[layer].detach()
         new, replay, matched = (batch.rows(block) for block in ("new", "replay", dark))
@@ -71,7 +71,7 @@ def test_der_has_no_label_term() -> None:
     engine, stream = prepared("der()")
     batch, out = next_batch(engine, stream)
     assert list(batch.blocks) == ["new", "dark"]
-    assert engine.method.losses(out, batch).keys() == {"ce/new", "kd/logits"}
+    assert engine.chain.losses(out, batch).keys() == {"ce/new", "kd/logits"}
 
 
 def test_gradient_on_the_head_s_bias() -> None:
@@ -79,9 +79,9 @@ def test_gradient_on_the_head_s_bias() -> None:
     engine, stream = prepared("der(alpha=0.3, n_recall=5)", taps=2)
     batch, out = next_batch(engine, stream)
     engine.net.zero_grad()
-    engine.method.losses(out, batch)["kd/logits"].sum().backward()
+    engine.chain.losses(out, batch)["kd/logits"].sum().backward()
     rows = batch.rows("dark")
-    difference = out.logits[:, rows].detach() - batch.targets["der"]
+    difference = out.logits[:, rows].detach() - batch.stored("dark", "logits")
     expected = 2 * 0.3 / (5 * 6) * difference.sum(dim=1)
     np.testing.assert_allclose(engine.net.classifier.bias.grad.squeeze(1).numpy(), expected.numpy(), rtol=1e-5, atol=1e-7)
 
@@ -202,7 +202,7 @@ def test_slots_keep_image_label_and_logits_of_one_item() -> None:
         piece = stream.batch(step)
         twin = copy.deepcopy(engine)
         new = twin.meet(piece)
-        logits = twin.net(twin.assemble({"new": Selection(np.arange(len(piece.labels)))}, new, 0).x).logits.detach()
+        logits = twin.net(twin.assemble(Plan({"new": Selection(np.arange(len(piece.labels)))}), new, 0).x).logits.detach()
         for row, label in enumerate(piece.labels.tolist()):
             said[piece.x[row].numpy().tobytes()] = (label, logits[:, row])
         feed(engine, stream, until=step + 1)

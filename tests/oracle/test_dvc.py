@@ -54,7 +54,7 @@ def test_losses(taps: int) -> None:
     batch, out = next_batch(engine, stream)
     seen = list(batch.progress.seen)
     assert len(seen) == 4
-    table = engine.method.losses(out, batch)
+    table = engine.chain.losses(out, batch)
     assert set(table) == {f"{role}/{block}" for role in ("ce", "mi", "dl") for block in ("new", "replay")}
     for block, images in (("new", 3), ("replay", 5)):
         first, second = (batch.blocks[block].view(number) for number in (0, 1))
@@ -70,7 +70,7 @@ def test_weights_of_the_terms() -> None:
     one, two = (prepared(f"dvc(mi_weight={mi}, dl_weight={dl})") for mi, dl in ((1.0, 4.0), (0.5, 1.0)))
     two[0].net.load_state_dict(one[0].net.state_dict())
     batch, out = next_batch(*one)
-    first, second = (engine.method.losses(out, batch) for engine, _ in (one, two))
+    first, second = (engine.chain.losses(out, batch) for engine, _ in (one, two))
     for row, factor in (("ce", 1), ("mi", 0.5), ("dl", 0.25)):
         torch.testing.assert_close(second[f"{row}/new"], factor * first[f"{row}/new"])
 
@@ -157,7 +157,7 @@ def test_scores(taps: int) -> None:
     new, slots = incoming(engine, stream), np.array([7, 2, 11, 0, 5, 9])
     expected = slow_scores(engine, views, new, slots, 0.3)
     assert expected.abs().max() > 1e-3
-    planning = Planning(engine.rng("plan"), preview=lambda: views)
+    planning = Planning(engine.rng("plan"), preview=lambda _: views)
     found = engine.method.interference(new, engine.memories, planning, slots)
     torch.testing.assert_close(found, expected, rtol=2e-3, atol=1e-4)
 
@@ -169,7 +169,7 @@ def test_the_largest_scores_under_the_step_s_own_views_and_rate_are_replayed() -
     candidates = engine.memories.replay.draw(9, engine.rng("plan"))
     scores = slow_scores(engine, batch.x[batch.rows("new")], new, candidates, 0.2)
     best = candidates[scores.topk(4).indices.numpy()]
-    assert set(engine.plan(new, 0)["replay"].slots) == set(best)
+    assert set(engine.plan(new)["replay"].slots) == set(best)
 
 
 def test_no_step_no_interference() -> None:
@@ -184,7 +184,7 @@ def test_as_many_candidates_as_replayed_are_not_scored() -> None:
         feed(each, toy_stream(), until=9)
     new = incoming(engine, toy_stream())
     slots = er.memories.replay.draw(4, er.rng("plan"))
-    assert np.array_equal(engine.plan(new, 0)["replay"].slots, slots)
+    assert np.array_equal(engine.plan(new)["replay"].slots, slots)
     [outcome] = feed(engine, toy_stream(), until=10)
     assert (outcome.forward, outcome.backward) == (2 * (3 + 4), 2 * (3 + 4))
 
@@ -220,7 +220,7 @@ def test_q_is_trained_and_has_no_part_in_predictions() -> None:
     with torch.no_grad():
         engine.net.extras["dvc_joint"].weight.fill_(3)
     [(_, after)] = engine.net.sweep(toy_stream().data.test_x)
-    assert torch.equal(engine.method.rules(before)["linear"], engine.method.rules(after)["linear"])
+    assert torch.equal(engine.chain.rules(before)["linear"], engine.chain.rules(after)["linear"])
 
 
 def test_laws_with_few_candidates() -> None:
@@ -234,7 +234,7 @@ def test_grace_weighs_the_cross_entropies_alone() -> None:
     feed(engine, stream, until=9)
     engine.method.feedback.accuracy = torch.tensor([0.9, 0.5, 0.3, 0.1])
     batch, out = next_batch(engine, stream)
-    inner, table = engine.method.inner.losses(out, batch), engine.method.losses(out, batch)
+    inner, table = engine.method.inner.chain.losses(out, batch), engine.chain.losses(out, batch)
     for row, value in inner.items():
         factor = table["log/alpha"] if row.startswith("ce/") else 1
         torch.testing.assert_close(table[row], factor * value)

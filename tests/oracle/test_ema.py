@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -52,7 +51,7 @@ def test_shadow_of_a_run() -> None:
 class Repeated(ER):
     """Experience replay with three optimizer steps per batch."""
 
-    repeats: ClassVar[int] = 3
+    mem_iters: int = 3
 
 
 def test_warm_up_counts_optimizer_steps() -> None:
@@ -150,9 +149,9 @@ def test_inside_and_around_grace() -> None:
     inside, around = toy_engine("grace(ema(derpp()))"), toy_engine("ema(grace(derpp()))")
     for engine in (inside, around):
         feed(engine, toy_stream())
-    assert inside.method.eval_net is inside.method.inner.shadow
-    assert around.method.eval_net is around.method.shadow
-    assert inside.method.eval_net.layers == around.method.eval_net.layers == 4
+    assert inside.chain.eval_net(inside.net) is inside.method.inner.shadow
+    assert around.chain.eval_net(around.net) is around.method.shadow
+    assert inside.method.inner.shadow.layers == around.method.shadow.layers == 4
 
 
 def test_weights_given_after_the_start_are_the_shadow_s_too() -> None:

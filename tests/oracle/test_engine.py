@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gracecl.core import Selection, StreamBatch
+from gracecl.core import Plan, Selection, StreamBatch
 from gracecl.functional.augment import augmentation
 from gracecl.testing import TOY_SHAPE, toy_engine
 
@@ -44,11 +44,11 @@ def test_views_of_an_image_differ_and_do_not_depend_on_its_company() -> None:
     engine.augmentation = augmentation("tau")
     noise = torch.randint(0, 256, (4, *TOY_SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     new = engine.meet(StreamBatch(noise, np.array([0, 1, 0, 1]), task=0))
-    engine.method.views = lambda block, augment: (augment, augment)  # type: ignore[method-assign]
-    whole = engine.assemble({"all": Selection(np.arange(4))}, new)
+    twice = (engine.augmentation, engine.augmentation)
+    whole = engine.assemble(Plan({"all": Selection(np.arange(4), views=twice)}), new)
     first, second = whole.x.chunk(2)
     assert not torch.equal(first, second)
-    part = engine.assemble({"all": Selection(np.array([2]))}, new)
+    part = engine.assemble(Plan({"all": Selection(np.array([2]), views=twice)}), new)
     assert torch.equal(part.x[0], first[2])
     assert torch.equal(part.x[1], second[2])
 
@@ -59,7 +59,7 @@ def test_an_image_looks_different_at_each_step_and_repeat() -> None:
     noise = torch.randint(0, 256, (2, *TOY_SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     new = engine.meet(StreamBatch(noise, np.array([0, 1]), task=0))
     later = dataclasses.replace(new, progress=dataclasses.replace(new.progress, step=1))
-    plan = {"all": Selection(np.arange(2))}
+    plan = Plan({"all": Selection(np.arange(2))})
     looks = [engine.assemble(plan, at, repeat).x for at in (new, later) for repeat in (0, 1)]
     assert len({look.numpy().tobytes() for look in looks}) == 4
     assert torch.equal(engine.assemble(plan, later, 1).x, looks[-1])
@@ -71,7 +71,7 @@ def test_every_tenth_step_records_the_entropy_and_the_accuracy_of_each_layer() -
     labels = np.arange(20) % 3
     for step in range(11):
         new = engine.meet(StreamBatch(images, labels, task=0))
-        batch = engine.assemble({"all": Selection(np.arange(20))}, new)
+        batch = engine.assemble(Plan({"all": Selection(np.arange(20))}), new)
         logits = engine.net(batch.x).logits.detach()
         table = engine.learn(StreamBatch(images, labels, task=0)).table  # type: ignore[union-attr]
         assert ("log/H" in table) == ("log/accuracy" in table) == (step % 10 == 0)

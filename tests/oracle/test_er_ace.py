@@ -138,8 +138,8 @@ def test_cost_is_one_pass_over_new_and_replayed_images() -> None:
     engine = run("er_ace()")
     [outcome] = feed(engine, longer(), until=10)
     assert (outcome.images, outcome.forward, outcome.backward) == (74, 74, 74)
-    assert engine.method.forwards(["new", "replay"]) == [["new"], ["replay"]]
-    assert ERACE(joint_forward=True).forwards(["new", "replay"]) == [["new", "replay"]]
+    assert next_batch(engine, longer())[0].plan.forwards == [["new"], ["replay"]]
+    assert next_batch(run("er_ace(joint_forward=True)"), longer())[0].plan.forwards is None
 
 
 def test_iterations_draw_anew_and_store_once() -> None:
@@ -202,11 +202,11 @@ def test_the_engine_trains_and_saves_the_head_that_the_method_chose() -> None:
 
 def test_nearest_mean_is_an_option() -> None:
     engine = run("er_ace(inference='ncm')", net="mlp(width=12, depth=2)")
-    assert engine.method.rule == "ncm_last"
+    assert engine.chain.rule == "ncm_last"
     net, memory = engine.ready_to_predict(), engine.memories.replay
     [(_, held)] = net.sweep(memory.images[: len(memory)])
     [(_, out)] = net.sweep(toy_data().test_x)
-    scores = engine.method.rules(out)
+    scores = engine.chain.rules(out)
     assert set(scores) == {"linear", "ncm"}
     for label in engine.progress.seen:
         mean = F.normalize(F.normalize(held.features[0, memory.labels[: len(memory)] == label], dim=-1).mean(dim=0), dim=0)

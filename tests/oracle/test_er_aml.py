@@ -18,7 +18,7 @@ from gracecl.functional.losses import cross_entropy, entropy
 from gracecl.memory import Memory
 from gracecl.methods.er_aml import ERAML, draw_pairs
 from gracecl.nets.heads import CosineHead
-from gracecl.testing import feed, next_batch, toy_data, toy_engine
+from gracecl.testing import feed, next_batch, toy_data, toy_engine, toy_stream
 
 LAYERS, WIDTH = 3, 5
 
@@ -111,14 +111,18 @@ def test_the_plan_holds_every_pair_where_it_says(metric: str) -> None:
 
 def test_views_and_forwards() -> None:
     """Everything augmented; the triplet's pairs and the first step are not. A forward each, or one for all."""
-    augment = ("something",)
-    views = {"first": ((), ()), "anchors": (augment, augment), "pairs": (augment, ()), "replay": (augment, augment)}
-    for block, (supcon, triplet) in views.items():
-        assert ERAML().views(block, augment) == (supcon,)
-        assert ERAML(metric="triplet").views(block, augment) == (triplet,)
-    blocks = ["anchors", "pairs", "replay"]
-    assert ERAML().forwards(blocks) == [["anchors"], ["pairs"], ["replay"]]
-    assert ERAML(joint_forward=True).forwards(blocks) == [blocks]
+    raw, augmented = ((),), None
+    engine = toy_engine("er_aml()")
+    assert engine.plan(engine.meet(toy_stream().batch(0)))["first"].views == raw
+    for options, of_pairs, forwards in (
+        ("", augmented, [["anchors"], ["pairs"], ["replay"]]),
+        ("metric='triplet'", raw, [["anchors"], ["pairs"], ["replay"]]),
+        ("joint_forward=True", augmented, None),
+    ):
+        plan = next_batch(run(f"er_aml({options})"), longer())[0].plan
+        shown = {block: rows.views for block, rows in plan.blocks.items()}
+        assert shown == {"anchors": augmented, "pairs": of_pairs, "replay": augmented}
+        assert plan.forwards == forwards
 
 
 # The loss.
@@ -211,7 +215,7 @@ def test_triplet_is_the_loop() -> None:
 def test_only_the_replay_term_trains_the_head() -> None:
     engine = run("er_aml()")
     batch, out = next_batch(engine, longer())
-    table = engine.method.losses(out, batch)
+    table = engine.chain.losses(out, batch)
     assert {row for row in table if not row.startswith("log/")} == {"sc", "ce/replay"}
     weight = engine.net.classifier.weight
     assert torch.autograd.grad(table["sc"].sum(), weight, retain_graph=True, allow_unused=True) == (None,)
@@ -236,7 +240,7 @@ def test_the_first_step_is_plain_cross_entropy_on_images_as_they_are() -> None:
     batch, out = next_batch(engine, stream)
     piece = stream.batch(0)
     assert torch.equal(batch.x, engine.net.pixels.normalise(piece.x))
-    table = engine.method.losses(out, batch)
+    table = engine.chain.losses(out, batch)
     assert set(table) == {"ce/first"}
     torch.testing.assert_close(table["ce/first"], cross_entropy(out.logits, batch.y))
 
@@ -254,7 +258,7 @@ def test_grace_takes_the_entropy_of_replayed_images() -> None:
     engine = run("grace(er_aml())")
     batch, out = next_batch(engine, longer())
     replay = batch.rows("replay")
-    torch.testing.assert_close(engine.method.losses(out, batch)["log/H"], entropy(out.logits[:, replay]))
+    torch.testing.assert_close(engine.chain.losses(out, batch)["log/H"], entropy(out.logits[:, replay]))
 
 
 def test_iterations_draw_anew_and_store_once() -> None:
@@ -267,9 +271,9 @@ def test_iterations_draw_anew_and_store_once() -> None:
 def test_inference_is_the_head_or_the_nearest_mean() -> None:
     assert run("er_aml()").method.rule == "linear_last"
     engine = run("er_aml(inference='ncm')")
-    assert engine.method.rule == "ncm_last"
+    assert engine.chain.rule == "ncm_last"
     [(_, out)] = engine.ready_to_predict().sweep(toy_data().test_x)
-    assert set(engine.method.rules(out)) == {"linear", "ncm"}
+    assert set(engine.chain.rules(out)) == {"linear", "ncm"}
 
 
 @pytest.mark.parametrize("bad", [{"mem_iters": 0}, {"temperature": 0.0}])

@@ -286,7 +286,7 @@ def test_cutmix_comes_as_often_as_asked_and_its_loss_has_two_labels() -> None:
         loss = 0.0
         for row, (own, other) in enumerate(zip(batch.y.tolist(), block.found["other"].tolist(), strict=True)):
             loss -= share * float(log_p[row, seen.index(own)]) + (1 - share) * float(log_p[row, seen.index(other)])
-        assert float(engine.method.losses(out, batch)["ce/all"]) == pytest.approx(loss / len(batch), rel=1e-5)
+        assert float(engine.chain.losses(out, batch)["ce/all"]) == pytest.approx(loss / len(batch), rel=1e-5)
     assert 70 < mixed < 130
     assert len(shares) > 5
 

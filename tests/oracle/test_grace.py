@@ -142,10 +142,10 @@ def test_alpha_reference_values() -> None:
     engine.task_open = True
     engine.end_task()
     assert engine.method.feedback.accuracy.tolist() == list(A), "in double precision: single moves α by 2e-7"
-    assert engine.method.task_values()["A"] == list(A)
-    assert engine.method.task_values()["s"] == pytest.approx(scores(A), rel=1e-12)
-    assert engine.method.task_values()["alpha"] == pytest.approx(ALPHA, abs=5e-6)
-    assert engine.method.task_values()["alpha"] == pytest.approx([math.exp(math.tanh(-s)) for s in scores(A)], rel=1e-12)
+    assert engine.task_values["A"] == list(A)
+    assert engine.task_values["s"] == pytest.approx(scores(A), rel=1e-12)
+    assert engine.task_values["alpha"] == pytest.approx(ALPHA, abs=5e-6)
+    assert engine.task_values["alpha"] == pytest.approx([math.exp(math.tanh(-s)) for s in scores(A)], rel=1e-12)
 
 
 @pytest.mark.parametrize("strength", ["paper", "bayes", "pi", "balance", "forgetting"])
@@ -310,12 +310,12 @@ def step() -> Step:
             break
     x = torch.randint(0, 256, (3, *SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     new = StreamBatch(x, np.array([3, 4, 5]), np.array([900, 901, 902]), progress=engine.progress)
-    plan = engine.method.plan(new, engine.memories, Planning(np.random.default_rng(0)))
+    plan = next(engine.chain.plans(new, engine.memories, Planning(np.random.default_rng(0), engine.augmentation)))
     batch = engine.assemble(plan, new, 0)
     choice = torch.Generator().manual_seed(1)
     logits = 2 * torch.randn(4, len(batch), 6, generator=choice)
     out = Taps(torch.randn(4, len(batch), 6, generator=choice), logits, engine.net.projector)
-    inner = {row: value.detach() for row, value in engine.method.losses(out, batch).items()}
+    inner = {row: value.detach() for row, value in engine.chain.losses(out, batch).items()}
     assert set(inner) == {"sc", "ce/new", "ce/balanced", "rsd"}
     assert all((value[:3] != 0).all() for value in inner.values())
     return Step(engine, new, batch, out, inner)
@@ -343,7 +343,7 @@ def around(step: Step, alpha: Tensor = GIVEN_ALPHA, **options: object) -> Grace:
 )
 def test_alpha_acts_on_its_rows_and_on_no_other(step: Step, alpha_on: str, touched: set[str]) -> None:
     grace = around(step, alpha_on=alpha_on)
-    table = grace.losses(step.out, step.batch)
+    table = grace.chain.losses(step.out, step.batch)
     for row, value in step.inner.items():
         expected = value * GIVEN_ALPHA if row in touched else value
         torch.testing.assert_close(table[row], expected, rtol=1e-6, atol=0)
@@ -356,7 +356,9 @@ def test_alpha_acts_on_its_rows_and_on_no_other(step: Step, alpha_on: str, touch
 
 def test_alpha_on_the_entropy_alone(step: Step) -> None:
     """α γ H, and the inner method's rows as they are."""
-    table, ones = (around(step, alpha, alpha_on="entropy").losses(step.out, step.batch) for alpha in (GIVEN_ALPHA, torch.ones(4)))
+    table, ones = (
+        around(step, alpha, alpha_on="entropy").chain.losses(step.out, step.batch) for alpha in (GIVEN_ALPHA, torch.ones(4))
+    )
     for row, value in step.inner.items():
         assert torch.equal(table[row], value)
     torch.testing.assert_close(table["entropy"], GIVEN_ALPHA * ones["entropy"], rtol=1e-6, atol=0)
@@ -439,7 +441,7 @@ def test_stream_rows_of_er_are_the_stream_images() -> None:
             pass
         x = torch.randint(0, 256, (3, *SHAPE), dtype=torch.uint8)
         new = StreamBatch(x, np.array([0, 1, 2]), np.array([900, 901, 902]), progress=engine.progress)
-        batch = engine.assemble(engine.method.plan(new, engine.memories, Planning(np.random.default_rng(0))), new, 0)
+        batch = engine.assemble(engine.plan(new), new, 0)
         assert len(batch) == 8
         assert batch.sources[batch.stream_rows.numpy()].tolist() == [900, 901, 902]
 
@@ -516,7 +518,7 @@ def test_past_without_the_newest_task(source: str) -> None:
 def test_past_without_the_newest_task_on_the_test_images(tmp_path: Path) -> None:
     engine, data = make_engine("grace(er(n_recall=8), val_source='test_oracle', past_tasks='finished')"), numbered(4, 10)
     recorder = Recorder(tmp_path / "metrics.jsonl")
-    trainer = Trainer(engine, engine.method.stream(split(data, 0, tasks=2, batch=4)), recorder)
+    trainer = Trainer(engine, engine.as_seen(split(data, 0, tasks=2, batch=4)), recorder)
     for _ in range(10):
         trainer.step()
     first = np.flatnonzero(data.test_y < 2)
@@ -612,7 +614,7 @@ def test_heldout_images_are_within_the_budget_and_never_replayed() -> None:
 def test_a_tenth_of_the_images_is_held_out() -> None:
     engine, data = make_engine("grace(er(), val_source='heldout')"), numbered(4, 1000)
     new = engine.meet(StreamBatch(data.train_x, data.train_y, task=0))
-    engine.method.store(engine.memories, new, np.random.default_rng(0), {})
+    engine.chain.after_batch(engine.memories, new)
     assert engine.memories["heldout"].offered == pytest.approx(400, abs=60)  # three standard deviations
     assert engine.memories.replay.offered == 4000 - engine.memories["heldout"].offered
 
@@ -635,13 +637,13 @@ def test_test_oracle_uses_the_test_images_of_the_tasks_so_far(tmp_path: Path) ->
     engine = make_engine("grace(er(n_recall=8), val_source='test_oracle')")
     data = numbered(4, 10)
     recorder = Recorder(tmp_path / "metrics.jsonl")
-    trainer = Trainer(engine, engine.method.stream(split(data, 0, tasks=2, batch=4)), recorder)
+    trainer = Trainer(engine, engine.as_seen(split(data, 0, tasks=2, batch=4)), recorder)
     for _ in range(5):  # the first task: 20 images
         trainer.step()
     first = np.flatnonzero(data.test_y < 2)
     expected = accuracies_by_loop(engine.net, data.test_x[torch.from_numpy(first)], data.test_y[first])
     assert engine.method.feedback.accuracy.tolist() == pytest.approx(expected)
-    assert engine.method.task_values()["alpha"] == pytest.approx(literal_alpha(expected), rel=1e-5)
+    assert engine.task_values["alpha"] == pytest.approx(literal_alpha(expected), rel=1e-5)
     recorder.close()
 
 
@@ -749,7 +751,7 @@ def test_alpha_and_accuracies_are_in_the_checkpoint() -> None:
     restored = attached(Grace(ER()), 4, 4)
     restored.load_state_dict(engine.method.state_dict())
     assert torch.equal(restored.feedback.accuracy, engine.method.feedback.accuracy)
-    assert restored.task_values() == engine.method.task_values()
+    assert restored.feedback.controller.weights(restored.feedback.accuracy).tolist() == engine.task_values["alpha"]
 
 
 def test_the_default_is_the_papers_system() -> None:
@@ -757,4 +759,4 @@ def test_the_default_is_the_papers_system() -> None:
     assert isinstance(grace.inner, MOSE)
     assert (grace.beta, grace.entropy_mode, grace.alpha_on, grace.val_source) == (0.005, "alg1", "ce", "buffer")
     assert (grace.entropy_on, grace.classes, grace.unbiased, grace.attached) == ("all", "all", False, False)
-    assert grace.rule == "ncm_mean"
+    assert grace.chain.rule == "ncm_mean"

@@ -68,7 +68,7 @@ def test_every_step_of_a_stream(taps: int, expression: str) -> None:
     method = engine.method.inner if expression != "{}" else engine.method
     for step in range(len(stream)):
         batch, out = next_batch(engine, stream)
-        table = {row: value.tolist() for row, value in engine.method.losses(out, batch).items() if not row.startswith("log/")}
+        table = {row: value.tolist() for row, value in engine.chain.losses(out, batch).items() if not row.startswith("log/")}
         expected = [one.step(out, batch, step % STEPS_PER_TASK) for one in slow]
         assert table.keys() == expected[0].keys() == ({"ce/new"} if step == 0 else {"ce/new", "ce/balanced"})
         for row, values in table.items():
@@ -116,12 +116,12 @@ def test_blocks() -> None:
 def test_images_are_shown_twice_and_the_second_time_mirrored() -> None:
     """`new` is augmented before and after the mirror, `balanced` before it alone."""
     tau, method = AUGMENTATIONS["tau"], GSA()
-    for block, times in (("new", 2), ("balanced", 1)):
-        one, two = method.views(block, tau)
+    for twice, times in ((True, 2), (False, 1)):
+        one, two = method.views(tau, twice)
         assert augment.draws(one) == augment.draws(two) == times * augment.draws(tau)
         assert [type(operation) for operation in two] == [type(op) for op in (*tau, Mirror(), *tau)][: len(two)]
-        assert len(GSA(mirrored=False).views(block, tau)) == 1
-    for one, two in (method.views("new", (Flip(1.0),)), method.views("balanced", ())):
+        assert len(GSA(mirrored=False).views(tau, twice)) == 1
+    for one, two in (method.views((Flip(1.0),), twice=True), method.views((), twice=False)):
         x = torch.rand(2, 1, 3, 3)
         plain, other = (augment.apply(view, x, np.zeros((2, augment.draws(view))), None) for view in (one, two))
         assert torch.equal(other, x.flip(-1))
@@ -129,7 +129,10 @@ def test_images_are_shown_twice_and_the_second_time_mirrored() -> None:
 
 
 def test_each_block_has_a_forward_of_its_own() -> None:
-    assert GSA().forwards(["new", "balanced"]) == [["new"], ["balanced"]]
+    batch, _ = next_batch(toy_engine("gsa()"), toy_stream())
+    assert batch.plan.forwards == [["new"]]
+    engine, stream = prepared("gsa()")
+    assert next_batch(engine, stream)[0].plan.forwards == [["new"], ["balanced"]]
 
 
 def test_cost_of_a_step() -> None:
@@ -184,7 +187,7 @@ def test_weights_are_bounded_and_balanced_sums_change_nothing() -> None:
     engine.method.sums = 1e9 * torch.tensor([1.5, 0.5, 1.0], dtype=torch.float64).view(3, 1, 1).expand(3, 1, 6)
     rows = batch.rows("balanced")
     plain = 2 * cross_entropy(out.logits[:, rows], batch.y[rows], batch.seen)
-    torch.testing.assert_close(engine.method.losses(out, batch)["ce/balanced"], plain, rtol=1e-5, atol=0)
+    torch.testing.assert_close(engine.chain.losses(out, batch)["ce/balanced"], plain, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("taps", [1, 4])
@@ -220,7 +223,7 @@ def test_new_images_leave_old_classes_alone() -> None:
     engine, stream = prepared("gsa()", taps=4)
     batch, out = next_batch(engine, stream)
     engine.net.zero_grad()
-    engine.method.losses(out, batch)["ce/new"].sum().backward()
+    engine.chain.losses(out, batch)["ce/new"].sum().backward()
     current = list(batch.progress.current)
     others = [c for c in range(6) if c not in current]
     assert not engine.net.classifier.weight.grad[..., others].any()
@@ -233,7 +236,7 @@ def test_outputs_of_unmet_classes_are_left_alone(expression: str) -> None:
     engine, stream = prepared(expression, taps=2)
     batch, out = next_batch(engine, stream)
     engine.net.zero_grad()
-    total(engine.method.losses(out, batch)).backward()
+    total(engine.chain.losses(out, batch)).backward()
     moved = engine.net.classifier.weight.grad.abs().sum(dim=(0, 1)) > 0
     assert moved.tolist() == batch.seen.tolist()
     assert not moved.all()
@@ -242,7 +245,7 @@ def test_outputs_of_unmet_classes_are_left_alone(expression: str) -> None:
 def test_plain_replay_is_a_special_case() -> None:
     engine, stream = prepared("gsa(n_current=0, warm_up=1000, mirrored=False, replay_weight=3.0)", taps=2)
     batch, out = next_batch(engine, stream)
-    table, new, balanced = engine.method.losses(out, batch), batch.rows("new"), batch.rows("balanced")
+    table, new, balanced = engine.chain.losses(out, batch), batch.rows("new"), batch.rows("balanced")
     assert new == slice(0, 3)
     assert balanced.stop == len(batch)
     torch.testing.assert_close(table["ce/new"], cross_entropy(out.logits[:, new], batch.y[new], batch.current))

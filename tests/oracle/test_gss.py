@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def test_update(taps: int, steps: int, threshold: float) -> None:
     labels = memory.labels.copy()
     expected = slow_store(engine, new, np.random.default_rng(5), threshold)
     assert len(expected) == (2 if steps == 1 else 0) or threshold == 1.1
-    engine.method.store(engine.memories, new, np.random.default_rng(5), {})
+    engine.method.after_batch(engine.memories, replace(new, rng=lambda _: np.random.default_rng(5)))
     for slot in range(memory.capacity):
         image, label, score = expected.get(slot, (before["images"][slot], labels[slot], before["score"][slot]))
         assert torch.equal(memory.images[slot], image)
@@ -88,7 +89,7 @@ def test_update(taps: int, steps: int, threshold: float) -> None:
 
 def test_first_images_have_the_first_score() -> None:
     engine = toy_engine("gss()", memory=2)
-    engine.method.store(engine.memories, incoming(engine), np.random.default_rng(0), {})
+    engine.method.after_batch(engine.memories, replace(incoming(engine), rng=lambda _: np.random.default_rng(0)))
     memory = engine.memories.replay
     np.testing.assert_allclose(memory.attributes[SCORE].tolist(), [0.1, 0.1])
     assert len(memory) == 2
@@ -121,7 +122,7 @@ def test_update_leaves_the_learner_alone() -> None:
         return dict(flatten({"state": state, "gradients": gradients, "random": torch.get_rng_state(), "mode": engine.net.training}))
 
     before = look()
-    engine.method.store(engine.memories, incoming(engine), np.random.default_rng(0), {})
+    engine.method.after_batch(engine.memories, replace(incoming(engine), rng=lambda _: np.random.default_rng(0)))
     assert_same(look(), before, "the update of memory")
 
 
@@ -133,7 +134,7 @@ def test_what_memory_has_already_is_not_taken() -> None:
     groups = engine.method.gradients(*engine.method.stored(memory, np.arange(6).reshape(3, 2)))
     np.testing.assert_allclose(engine.method.scores(new, groups).tolist(), [1.0], atol=1e-5)
     before = memory.attributes[SCORE].clone()
-    engine.method.store(engine.memories, new, np.random.default_rng(0), {})
+    engine.method.after_batch(engine.memories, replace(new, rng=lambda _: np.random.default_rng(0)))
     assert torch.equal(memory.attributes[SCORE], before)
 
 
@@ -151,7 +152,7 @@ def test_an_absent_class_is_taken() -> None:
         new = StreamBatch(image.expand(3, -1, -1, -1), np.ones(3, np.int64), np.arange(3), progress=engine.progress)
         groups = engine.method.gradients(*engine.method.stored(memory, np.arange(6).reshape(3, 2)))
         assert seed or (engine.method.scores(new, groups) < 0).all()
-        engine.method.store(engine.memories, new, np.random.default_rng(seed), {})
+        engine.method.after_batch(engine.memories, replace(new, rng=lambda _, seed=seed: np.random.default_rng(seed)))
         taken = memory.count(label=1)
     assert taken > 0
 
@@ -207,7 +208,7 @@ def test_frequency_of_replacements(item: float, slot: float) -> None:
 def test_training_is_experience_replay_s() -> None:
     """With the same slots written, every step is that of ER."""
     one, two = toy_engine("gss(n_recall=4)"), toy_engine("er(n_recall=4)")
-    one.method.store = lambda *args: ER.store(one.method, *args)
+    one.method.after_batch = lambda *args: ER.after_batch(one.method, *args)
     for engine in (one, two):
         feed(engine, toy_stream())
     assert_same(one.net.state_dict(), two.net.state_dict(), "gss with a reservoir")

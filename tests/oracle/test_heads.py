@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -13,12 +14,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl import nets, rng
-from gracecl.core import NO_TASK, Progress
+from gracecl.core import NO_TASK, Plan, Planning, StreamBatch
 from gracecl.errors import UserError
 from gracecl.functional import optim
 from gracecl.functional.augment import Pixels
 from gracecl.functional.losses import cosine_distance
-from gracecl.memory import Memory
+from gracecl.memory import Memories, Memory
 from gracecl.methods.base import Addition, Sum
 from gracecl.methods.er import ER
 from gracecl.nets.flat import FlatParameters
@@ -251,8 +252,8 @@ def test_a_class_that_left_the_memory_is_not_drawn() -> None:
 class Slower(ER):
     """Experience replay at half the learning rate after the first task."""
 
-    def rate(self, progress: Progress) -> float:
-        return 0.5 if progress.task > 0 else 1.0
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> Plan:
+        return replace(super().plan(new, memories, planning), rate=0.5 if new.progress.task > 0 else 1.0)
 
 
 def test_the_learning_rate_follows_the_method() -> None:
@@ -275,12 +276,12 @@ def test_the_learning_rate_follows_the_method() -> None:
 
 @dataclass(eq=False, repr=False)
 class Rated(Addition):
-    """An addition that wants a rate."""
+    """An addition that wants a rate, which plans have."""
 
-    def rate(self, progress: Progress) -> float:
-        return 0.5
+    def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
+        yield Plan({}, rate=0.5)
 
 
 def test_the_learner_on_the_left_of_a_sum_sets_the_rate() -> None:
-    with pytest.raises(UserError, match="rate"):
+    with pytest.raises(UserError, match="defines plans"):
         Sum(ER(), Rated())

@@ -53,7 +53,7 @@ def test_losses_in_the_second_task(taps: int, exemplars: str) -> None:
     assert len(new) == 2
     assert not set(new) & set(batch.labels[3:].tolist()), "only images of earlier tasks are replayed"
     teacher = frozen_copy(engine.method.teacher.copy)(batch.x).logits  # in evaluation mode, whatever the copy's is
-    table = engine.method.losses(out, batch)
+    table = engine.chain.losses(out, batch)
     assert set(table) == {"ce/new", "kd/old"}
     for layer in range(taps):
         z, t = out.logits[layer].tolist(), teacher[layer].tolist()
@@ -69,7 +69,7 @@ def test_losses_in_the_first_task() -> None:
     feed(engine, stream, until=3)
     batch, out = next_batch(engine, stream)
     assert len(batch) == 3
-    table = engine.method.losses(out, batch)
+    table = engine.chain.losses(out, batch)
     assert list(table) == ["ce/new"]
     z = out.logits[0].tolist()
     expected = sum(slow_bce(z[i][k], float(batch.labels[i] == k)) for i in range(3) for k in batch.progress.seen) / 3
@@ -250,8 +250,8 @@ def test_nearest_mean_of_exemplars(until: int) -> None:
         means.append(F.normalize(F.normalize(out.features[0], dim=1).mean(dim=0), dim=0))
     [(_, out)] = net.sweep(stream.data.test_x)
     expected = [seen[int(torch.stack([(F.normalize(f, dim=0) - mean).norm() for mean in means]).argmin())] for f in out.features[0]]
-    scores, columns = seen_scores(engine.method, out, engine.progress, engine.method.rule)
-    assert engine.method.rule == "ncm_last"
+    scores, columns = seen_scores(engine.chain, out, engine.progress, engine.chain.rule)
+    assert engine.chain.rule == "ncm_last"
     assert columns[scores.argmax(dim=1)].tolist() == expected
 
 
@@ -259,8 +259,8 @@ def test_outputs_may_predict() -> None:
     engine, stream = prepared("icarl(inference='linear')")
     engine.ready_to_predict()
     [(_, out)] = engine.net.sweep(stream.data.test_x)
-    assert engine.method.rule == "linear_last"
-    assert torch.equal(engine.method.rules(out)["linear"], out.logits)
+    assert engine.chain.rule == "linear_last"
+    assert torch.equal(engine.chain.rules(out)["linear"], out.logits)
 
 
 def test_no_exemplars_for_a_class_without_room() -> None:
@@ -270,7 +270,7 @@ def test_no_exemplars_for_a_class_without_room() -> None:
     assert len(engine.memories.replay) == 0
     engine.ready_to_predict()
     [(_, out)] = engine.net.sweep(stream.data.test_x)
-    assert engine.method.rules(out)["ncm"].isfinite().all()
+    assert engine.chain.rules(out)["ncm"].isfinite().all()
 
 
 def test_cost() -> None:

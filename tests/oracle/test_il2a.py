@@ -33,7 +33,7 @@ def before_mixing(engine: Engine, stream) -> Batch:
     """The next step's batch as it is before `prepare`."""
     piece = stream.batch(engine.progress.step)
     new = engine.meet(piece)
-    return engine.assemble(engine.plan(new, 0), new, 0)
+    return engine.assemble(engine.plan(new), new, 0)
 
 
 def log_softmax(row: list[float], allowed: list[int]) -> dict[int, float]:
@@ -104,7 +104,7 @@ def test_every_step_of_a_stream(taps: int, expression: str) -> None:
     stream, statistics, teacher = toy_stream(), SlowStatistics(), None
     for step in range(len(stream)):
         batch, out = next_batch(engine, stream)
-        table = {row: value.tolist() for row, value in engine.method.losses(out, batch).items() if not row.startswith("log/")}
+        table = {row: value.tolist() for row, value in engine.chain.losses(out, batch).items() if not row.startswith("log/")}
         assert table.keys() == ({"ce/all"} if teacher is None else {"ce/all", "ce/semantic", "kd/features"})
         for layer in range(taps):
             expected = slow_table(engine, out, batch, layer, statistics, teacher)
@@ -167,7 +167,7 @@ def test_only_the_first_classes_of_a_task_are_mixed(mixed_classes: int, mixed: s
     )
     found = set()
     for repeat in range(5):
-        batch = engine.assemble(engine.plan(new, repeat), new, repeat)
+        batch = engine.assemble(engine.plan(new), new, repeat)
         engine.update.prepare(batch)
         found |= {frozenset({[5, 0, 2, 4][place] for place in all_pairs(mixed_classes)[label - 6]}) for label in batch.labels[8:]}
     assert found == mixed
@@ -350,7 +350,7 @@ def test_it_moves_the_head_alone() -> None:
     engine, stream = prepared("il2a()", taps=3)
     batch, out = next_batch(engine, stream)
     engine.net.zero_grad()
-    engine.method.losses(out, batch)["ce/semantic"].sum().backward()
+    engine.chain.losses(out, batch)["ce/semantic"].sum().backward()
     moved = {name for name, value in engine.net.named_parameters() if value.grad is not None and value.grad.any()}
     assert moved == {"classifier.weight", "classifier.bias"}
 
@@ -360,7 +360,7 @@ def test_outputs_of_unmet_classes_are_left_alone(expression: str) -> None:
     engine, stream = prepared(expression, taps=2)
     batch, out = next_batch(engine, stream)
     engine.net.zero_grad()
-    total(engine.method.losses(out, batch)).backward()
+    total(engine.chain.losses(out, batch)).backward()
     moved = engine.net.classifier.weight.grad.abs().sum(dim=(0, 1)) > 0
     assert moved.tolist() == batch.seen.tolist()
     assert not moved.all()
@@ -375,7 +375,7 @@ def test_no_pull_right_after_the_teacher_was_made() -> None:
     batch = before_mixing(engine, stream)
     engine.update.prepare(batch)
     engine.net.eval()
-    row = engine.method.losses(engine.net(batch.x), batch)["kd/features"]
+    row = engine.chain.losses(engine.net(batch.x), batch)["kd/features"]
     assert row.tolist() == [0.0, 0.0]
     row.sum().backward()
     assert all(value.grad is None or value.grad.isfinite().all() for value in engine.net.parameters())

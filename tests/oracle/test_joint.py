@@ -87,7 +87,7 @@ def test_joint_without_a_second_batch_is_fine_tuning_in_random_order(tasks: int)
     """joint(n_recall=0) ends with the weights of sgd that is fed the same shuffled images by hand, whatever the tasks were."""
     data = noisy_data(22, 4)
     joint = make_engine(Joint(n_recall=0))
-    stream = joint.method.stream(split(data, 3, tasks=tasks, batch=5))
+    stream = joint.as_seen(split(data, 3, tasks=tasks, batch=5))
     feed(joint, stream)
     order = stream.order.tolist()
     assert sorted(order) == list(range(22))
@@ -111,13 +111,13 @@ def test_joint_spends_what_replay_spends() -> None:
     stream = split(noisy_data(120, 4), 0, tasks=2, batch=10)
     replay, joint = make_engine(ER(), memory=100), make_engine(Joint(), memory=100)
     assert [outcome.images for outcome in feed(replay, stream)] == [10, 20, 30, 40, 50, 60, 70, 74, 74, 74, 74, 74]
-    assert [outcome.images for outcome in feed(joint, joint.method.stream(stream))] == [74] * 12
+    assert [outcome.images for outcome in feed(joint, joint.as_seen(stream))] == [74] * 12
     assert len(joint.memories.replay) == 0
 
 
 def test_offline_training_is_whole_epochs() -> None:
     engine = make_engine("joint(offline_epochs=3, offline_batch=8)")
-    stream = engine.method.stream(split(noisy_data(20, 4), 0, tasks=2, batch=5))
+    stream = engine.as_seen(split(noisy_data(20, 4), 0, tasks=2, batch=5))
     assert [outcome.images for outcome in feed(engine, stream)] == [8, 8, 4] * 3
     for epoch in stream.order.reshape(3, 20):
         assert sorted(epoch.tolist()) == list(range(20))
@@ -133,7 +133,7 @@ def test_fine_tuning_forgets_replay_less_and_joint_training_not() -> None:
     for method in ("sgd", "er(n_recall=20)", "joint(n_recall=20)"):
         net = "mlp(width=32, depth=1)"
         engine = make_engine(method, memory=40, augmentation="none", optimizer="sgd(lr=0.1)", net=net)
-        feed(engine, engine.method.stream(split(data, 2, tasks=2, batch=10)))
+        feed(engine, engine.as_seen(split(data, 2, tasks=2, batch=10)))
         found.append(np.array(accuracies(engine, data)))
     tuned, replay, joint = found
     assert tuned[0] < 5

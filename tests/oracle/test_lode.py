@@ -86,7 +86,7 @@ def test_table(inner: str, share: str, weight: float) -> None:
     batch, out = next_batch(engine, stream)
     assert batch.progress.task == 2
     assert len(batch.progress.current) == 2
-    table, plain = engine.method.losses(out, batch), engine.method.inner.losses(out, batch)
+    table, plain = engine.chain.losses(out, batch), engine.method.inner.chain.losses(out, batch)
     new = batch.rows("new")
     old = [c for c in batch.progress.seen if c not in batch.progress.current]
     assert len(old) == 4
@@ -111,7 +111,7 @@ def test_seen_only_leaves_out_future_classes() -> None:
     seen, current = batch.progress.seen, batch.progress.current
     new = batch.rows("new")
     expected = slow_parts(out.logits[0, new].detach(), batch.labels[new].tolist(), list(set(seen) - set(current)), list(seen))
-    table = engine.method.losses(out, batch)
+    table = engine.chain.losses(out, batch)
     np.testing.assert_allclose((table["log/inter"].item(), table["log/intra"].item()), expected, rtol=1e-5)
     assert len(seen) < 6
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gracecl.core import Batch, Taps
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
+from gracecl.methods.base import Chain
 from gracecl.nets.affine import Affine, affine_layers, second_moments
 from gracecl.nets.tapped import StackedLinear
 from gracecl.testing import feed, next_batch, toy_engine, toy_stream
@@ -97,6 +98,7 @@ def spied(engine: Engine) -> list[tuple[dict[str, Tensor], dict[str, Tensor], di
         seen[-1][2].update(of("weights"))
 
     method.inner.after_backward, method.inner.after_step = after_backward, after_step
+    engine.chain = engine.update.chain = Chain(method)
     return seen
 
 

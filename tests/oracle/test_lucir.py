@@ -58,7 +58,7 @@ def test_table(taps: int) -> None:
     labels = batch.labels.tolist()
     assert set(labels) == {*FIRST, *SECOND}
     assert len(labels) == 4 + 64
-    table = engine.method.losses(out, batch)
+    table = engine.chain.losses(out, batch)
     assert table.keys() == {"ce/all", "kd/features", "margin/old"}
     head = engine.net.classifier
     for layer in range(taps):
@@ -74,7 +74,7 @@ def test_first_task_is_cross_entropy_over_the_classes_met() -> None:
     engine = toy_engine("lucir()", memory=100)
     teach(engine, FIRST, 0)
     batch, out = assembled(engine, [5, 1], task=0)
-    table = engine.method.losses(out, batch)
+    table = engine.chain.losses(out, batch)
     assert table.keys() == {"ce/all"}
     expected = torch.nn.functional.cross_entropy(
         out.logits[0][:, list(FIRST)], torch.tensor([FIRST.index(y) for y in batch.labels])
@@ -96,9 +96,9 @@ def test_strength_is_the_root_of_old_over_new() -> None:
 def test_options_weigh_their_rows() -> None:
     engine = second_task("lucir()")
     batch, out = assembled(engine, [3, 0, 4, 4])
-    plain = {row: value.item() for row, value in engine.method.losses(out, batch).items()}
+    plain = {row: value.item() for row, value in engine.chain.losses(out, batch).items()}
     engine.method.less_forget, engine.method.margin_weight = 2.0, 3.0
-    other = {row: value.item() for row, value in engine.method.losses(out, batch).items()}
+    other = {row: value.item() for row, value in engine.chain.losses(out, batch).items()}
     assert other["kd/features"] == pytest.approx(0.4 * plain["kd/features"], rel=1e-6)
     assert other["margin/old"] == pytest.approx(3 * plain["margin/old"], rel=1e-6)
     assert other["ce/all"] == plain["ce/all"]
@@ -107,7 +107,7 @@ def test_options_weigh_their_rows() -> None:
 def test_without_its_terms_it_is_plain_cross_entropy() -> None:
     engine = second_task("lucir(less_forget=0, margin_weight=0, imprint='off')")
     batch, out = assembled(engine, [3, 0, 4, 4])
-    table = engine.method.losses(out, batch)
+    table = engine.chain.losses(out, batch)
     assert torch.equal(total(table), table["ce/all"].sum())
 
 
@@ -120,11 +120,11 @@ def test_directions_do_not_differ_right_after_the_teacher_was_copied() -> None:
     engine.end_task()
     engine.net.eval()
     batch, out = assembled(engine, [3, 0])
-    row = engine.method.losses(out, batch)["kd/features"]
+    row = engine.chain.losses(out, batch)["kd/features"]
     assert row.abs().max() < 1e-5
     turned = Taps(-out.features, out.logits, lambda x: x)
     most = 2 * engine.method.strength(batch.progress)
-    assert engine.method.losses(turned, batch)["kd/features"].tolist() == pytest.approx([most] * 2, rel=1e-5)
+    assert engine.chain.losses(turned, batch)["kd/features"].tolist() == pytest.approx([most] * 2, rel=1e-5)
 
 
 def test_teacher_is_renewed_at_each_task_s_end_and_stays_between() -> None:
@@ -186,10 +186,10 @@ def test_ranking_is_nothing_where_every_image_keeps_the_margin() -> None:
 def test_the_margin_is_on_cosines_whatever_the_scale() -> None:
     engine = second_task("lucir()")
     batch, out = assembled(engine, [3, 0, 4, 4])
-    before = engine.method.losses(out, batch)["margin/old"]
+    before = engine.chain.losses(out, batch)["margin/old"]
     with torch.no_grad():
         engine.net.classifier.scale *= 100
-    after = engine.method.losses(engine.update.forward(batch), batch)["margin/old"]
+    after = engine.chain.losses(engine.update.forward(batch), batch)["margin/old"]
     torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-7)
 
 
@@ -204,20 +204,20 @@ def test_with_one_new_class_there_is_one_rival() -> None:
         if y != 4:
             own, rival = (cosine(f, head.weight[0, :, c].double().tolist()) for c in (y, 4))
             hinge.append(max(0.0, 0.5 - own + rival))
-    assert engine.method.losses(out, batch)["margin/old"].item() == pytest.approx(sum(hinge) / len(hinge), rel=1e-4)
+    assert engine.chain.losses(out, batch)["margin/old"].item() == pytest.approx(sum(hinge) / len(hinge), rel=1e-4)
 
 
 def test_current_images_in_memory_count_as_new() -> None:
     """An image of a new class gets no margin, whether it came with the stream or from memory."""
     engine = second_task("lucir(n_recall=0)")
     batch, out = assembled(engine, [3, 0, 4, 4])
-    assert engine.method.losses(out, batch)["margin/old"].item() == 0
+    assert engine.chain.losses(out, batch)["margin/old"].item() == 0
     engine = second_task("lucir()")
     batch, out = assembled(engine, [3, 0, 4, 4])
     from_memory = batch.labels[4:]
     assert set(from_memory.tolist()) == {*FIRST, *SECOND}
     out.features.retain_grad()
-    engine.method.losses(out, batch)["margin/old"].sum().backward()
+    engine.chain.losses(out, batch)["margin/old"].sum().backward()
     is_old = np.isin(batch.labels, FIRST)
     moved = out.features.grad[0].any(dim=1).numpy()
     assert moved[is_old].any()
@@ -345,7 +345,7 @@ def test_head_and_features() -> None:
 def test_predictions_are_the_nearest_row_among_seen_classes() -> None:
     engine = second_task("lucir()")
     [(_, out)] = engine.ready_to_predict().sweep(DATA.test_x)
-    picked, columns = seen_scores(engine.method, out, engine.progress, engine.method.rule)
+    picked, columns = seen_scores(engine.chain, out, engine.progress, engine.chain.rule)
     head = engine.net.classifier
     for f, found in zip(out.features[0].double().tolist(), columns[picked.argmax(dim=1)].tolist(), strict=True):
         assert found == max(engine.progress.seen, key=lambda c: cosine(f, head.weight[0, :, c].double().tolist()))
@@ -358,7 +358,7 @@ def test_a_step_is_one_forward_over_stream_and_memory() -> None:
     engine = second_task("lucir()")
     batch, _ = assembled(engine, [3, 0, 4, 4])
     assert list(batch.blocks) == ["all"]
-    assert engine.method.forwards(["all"]) == [["all"]]
+    assert batch.plan.forwards is None
     assert (batch.blocks["all"].from_stream, batch.blocks["all"].views) == (4, 1)
 
 

@@ -78,7 +78,7 @@ def test_row(taps: int) -> None:
     then, old = frozen_copy(engine.net), list(engine.progress.seen)
     feed(engine, stream, until=9)
     batch, out = next_batch(engine, stream)
-    table = engine.method.losses(out, batch)
+    table = engine.chain.losses(out, batch)
     teacher = then(batch.x).logits
     assert table.keys() == {"ce/all", "kd/lwf"}
     assert len(old) == 2
@@ -114,7 +114,7 @@ def test_no_pull_where_net_and_teacher_agree() -> None:
     engine.net.eval()
     batch, out = next_batch(engine, stream)
     engine.net.zero_grad()
-    row = engine.method.losses(out, batch)["kd/lwf"]
+    row = engine.chain.losses(out, batch)["kd/lwf"]
     row.sum().backward()
     assert row.abs().max() < 1e-7
     assert max(value.grad.abs().max() for value in engine.net.parameters() if value.grad is not None) < 1e-6
@@ -161,7 +161,7 @@ def test_cross_entropy_over_the_task_s_classes_leaves_old_heads_alone() -> None:
     engine, stream = prepared("sgd(classes='current')")
     batch, out = next_batch(engine, stream)
     engine.net.zero_grad()
-    engine.method.losses(out, batch)["ce/all"].sum().backward()
+    engine.chain.losses(out, batch)["ce/all"].sum().backward()
     current = list(batch.progress.current)
     others = [c for c in range(6) if c not in current]
     assert not engine.net.classifier.weight.grad[..., others].any()

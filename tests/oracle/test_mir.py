@@ -70,7 +70,7 @@ def test_the_look_ahead_uses_the_step_s_own_images_and_the_optimizer_s_rate() ->
     assert not torch.equal(views, engine.net.pixels.normalise(new.x)), "the run augments"
     scores = slow_scores(engine, views, new.labels, slots, 0.2, "frozen")
     best = slots[np.argsort(scores)[-4:]]
-    assert set(engine.plan(new, 0)["replay"].slots) == set(best)
+    assert set(engine.plan(new)["replay"].slots) == set(best)
 
 
 @pytest.mark.parametrize(("optimizer", "rate"), [("sgd(lr=0.02)", 0.02), ("adam(lr=0.001)", 0.1)])
@@ -86,7 +86,7 @@ def test_rate_of_the_look_ahead(optimizer: str, rate: float) -> None:
         return seen[-1][0]
 
     engine.method.losses_around_the_step = watched
-    engine.plan(incoming(engine, stream), 0)
+    engine.plan(incoming(engine, stream))
     assert torch.equal(seen[0][0][1], seen[0][1][1])
 
 
@@ -100,9 +100,9 @@ def test_the_largest_scores_are_selected() -> None:
     engine, stream = prepared(SMALL.format(""))
     new = incoming(engine, stream)
     candidates = engine.memories.replay.draw(9, engine.rng("plan"))
-    chosen = set(engine.plan(new, 0)["replay"].slots)
-    view = engine.assemble(engine.plan(new, 0), new, 0).x[:3]
-    scores = scores_of(engine, new, candidates, preview=lambda: view)
+    chosen = set(engine.plan(new)["replay"].slots)
+    view = engine.assemble(engine.plan(new), new, 0).x[:3]
+    scores = scores_of(engine, new, candidates, preview=lambda _: view)
     by_slot = dict(zip(candidates.tolist(), scores.tolist(), strict=True))
     assert chosen <= set(by_slot)
     assert min(by_slot[slot] for slot in chosen) >= max(score for slot, score in by_slot.items() if slot not in chosen)
@@ -184,14 +184,14 @@ def test_best_loss_is_kept_per_slot() -> None:
     notes.fill_(1e9)
     new = incoming(engine, stream)
     drawn = engine.memories.replay.draw(9, engine.rng("plan"))
-    plan = engine.plan(new, 0)
+    plan = engine.plan(new)
     assert (notes == 1e9).all(), "planning writes nothing"
     batch = engine.assemble(plan, new, 0)
     engine.update(batch)
     assert (notes[torch.from_numpy(drawn)] < 1e3).all()
     assert (notes == 1e9).sum() == 3
     held = notes.clone()
-    engine.update(engine.assemble(engine.plan(new, 0), new, 0))
+    engine.update(engine.assemble(engine.plan(new), new, 0))
     assert (notes <= held).all()
 
 

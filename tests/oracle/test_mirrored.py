@@ -69,7 +69,7 @@ def test_votes_are_the_mean_softmax_of_the_layers_among_the_classes_met() -> Non
     seen = list(engine.progress.seen)
     assert len(seen) < engine.net.classes
     [(_, out)] = engine.ready_to_predict().sweep(images)
-    scores, columns = seen_scores(engine.method, out, engine.progress, "linear_votes")
+    scores, columns = seen_scores(engine.chain, out, engine.progress, "linear_votes")
     assert columns.tolist() == seen
     expected = torch.stack([layer[:, seen].softmax(dim=1) for layer in out.logits]).mean(dim=0)
     torch.testing.assert_close(scores.exp(), expected)
@@ -77,7 +77,7 @@ def test_votes_are_the_mean_softmax_of_the_layers_among_the_classes_met() -> Non
     stream = toy_stream()
     x, y, tasks = stream.test_images(seen)
     [(_, out)] = engine.ready_to_predict().sweep(x)
-    guess = seen_scores(engine.method, out, engine.progress, "linear_votes")[0].argmax(dim=1)
+    guess = seen_scores(engine.chain, out, engine.progress, "linear_votes")[0].argmax(dim=1)
     right = torch.tensor(seen)[guess].numpy() == y
     found = evaluate(engine, x, y, tasks).accuracy["linear_votes"]
     assert found == pytest.approx([100 * right[tasks == task].mean() for task in range(len(found))])
@@ -88,6 +88,6 @@ def test_best_is_what_its_page_says() -> None:
     best, spelled = trained("best()", 5), trained(written, 5)
     for one, other in zip(best.net.state_dict().values(), spelled.net.state_dict().values(), strict=True):
         assert torch.equal(one, other)
-    assert best.method.rule == spelled.method.rule == "linear_votes"
+    assert best.chain.rule == spelled.chain.rule == "linear_votes"
     [(_, one)], [(_, other)] = (engine.ready_to_predict().sweep(toy_data().test_x) for engine in (best, spelled))
     assert torch.equal(one.logits, other.logits)

@@ -36,7 +36,7 @@ def test_the_term_is_the_printed_divergence(layers: str, shares: list[float]) ->
     stream = toy_stream()
     feed(engine, stream, until=9)
     batch, out = next_batch(engine, stream)
-    row = engine.method.losses(out, batch)["kd/teacher"].tolist()
+    row = engine.chain.losses(out, batch)["kd/teacher"].tolist()
     teacher = batch.targets["mkd"].tolist()
     student = out.logits.detach().tolist()
     for layer, share in enumerate(shares):
@@ -50,7 +50,7 @@ def test_the_term_is_of_supervised_rows_beside_a_method_with_a_teacher_of_its_ow
     engine, stream = toy_engine("mkd(ocm(n_recall=4), strength=3.0, temperature=2.0, teacher_rate=0.1)"), toy_stream()
     feed(engine, stream, until=9)
     batch, out = next_batch(engine, stream)
-    table = engine.method.losses(out, batch)
+    table = engine.chain.losses(out, batch)
     assert {"kd/teacher", "kd/logits"} <= table.keys()
     rows = range(*batch.rows("supervised").indices(len(batch)))
     assert 0 < len(rows) < len(batch)
@@ -169,7 +169,7 @@ def test_gradient_at_the_logits_is_the_difference_of_the_softened_softmaxes() ->
     engine, stream = toy_engine("mkd(er(n_recall=6), strength=2.0, temperature=4.0, teacher_rate=0.1)"), toy_stream()
     feed(engine, stream, until=9)
     batch, out = next_batch(engine, stream)
-    gradient: Any = torch.autograd.grad(engine.method.losses(out, batch)["kd/teacher"].sum(), out.logits)[0]
+    gradient: Any = torch.autograd.grad(engine.chain.losses(out, batch)["kd/teacher"].sum(), out.logits)[0]
     teacher = batch.targets["mkd"]
     expected = 2.0 * 4.0 / len(batch) * ((out.logits / 4).softmax(-1) - (teacher / 4).softmax(-1))
     torch.testing.assert_close(gradient, expected.detach(), rtol=1e-3, atol=1e-6)

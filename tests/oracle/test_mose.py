@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl import nets, rng
-from gracecl.core import MEMORY_SOURCE, Batch, Block, Planning, Progress, StreamBatch, Taps
+from gracecl.core import MEMORY_SOURCE, Batch, Block, Plan, Planning, Progress, StreamBatch, Taps
 from gracecl.data import Data, from_arrays
 from gracecl.engine.engine import Engine, StepResult
 from gracecl.errors import UserError
@@ -159,13 +159,13 @@ def planned(
     """(from the stream, from memory) of each block, for a learner that has met so many classes."""
     progress = Progress(99, task, first, tuple(range(seen)), tuple(range(seen - new, seen)))
     incoming = StreamBatch(torch.zeros(b, 1, 1, 1, dtype=torch.uint8), np.full(b, seen - 1), np.arange(b), progress=progress)
-    plan = MOSE(**options).plan(incoming, memories, Planning(np.random.default_rng(0)))
-    for name, rows in plan.items():
+    plan = next(MOSE(**options).plans(incoming, memories, Planning(np.random.default_rng(0))), Plan({}))
+    for name, rows in plan.blocks.items():
         tasks = memories.replay.tasks[rows.slots]
         assert (tasks == task).all() if name == "new" else (tasks != task).all()
         assert rows.stream.tolist() == list(range(len(rows.stream)))
         assert rows.store == "replay"
-    return {name: (len(rows.stream), len(rows.slots)) for name, rows in plan.items()}
+    return {name: (len(rows.stream), len(rows.slots)) for name, rows in plan.blocks.items()}
 
 
 @pytest.mark.parametrize(("t", "n_k"), [(2, 10), (3, 10), (4, 10), (5, 10), (6, 10), (7, 9), (8, 8), (9, 7), (10, 6)])
@@ -373,7 +373,7 @@ def test_nearest_mean_rule_is_the_squared_distance() -> None:
     net, memory = engine.ready_to_predict(), engine.memories.replay
     [(_, held)] = net.sweep(memory.images[: len(memory)])
     [(_, out)] = net.sweep(data.test_x)
-    scores = engine.method.rules(out)
+    scores = engine.chain.rules(out)
     assert torch.equal(scores["linear"], out.logits)
     for layer in range(4):
         for label in range(4):

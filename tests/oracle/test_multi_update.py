@@ -12,6 +12,7 @@ import torch
 from gracecl.core import Batch
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
+from gracecl.functional.augment import Mirror
 from gracecl.testing import feed, toy_engine, toy_stream
 
 
@@ -20,8 +21,7 @@ def batches(engine: Engine, stream: Any, step: int) -> list[Batch]:
     piece = stream.batch(step)
     feed(engine, stream, until=step)
     new = engine.meet(piece)
-    plans = ((repeat, engine.plan(new, repeat)) for repeat in range(engine.method.repeats))
-    return [engine.assemble(plan, new, repeat) for repeat, plan in plans if plan]
+    return [engine.assemble(plan, new, repeat) for repeat, plan in enumerate(engine.plans(new)) if plan]
 
 
 def stream_images(batch: Batch) -> Counter[int]:
@@ -59,8 +59,10 @@ def test_views_are_shared_out_there_and_back() -> None:
     engine, stream = toy_engine("multi_update(mose(n_recall=8), updates=2)"), toy_stream(batch=6)
     feed(engine, stream, until=5)
     new = engine.meet(stream.batch(5))
-    for repeat, shown in ((0, (0, 3)), (1, (1, 2))):
-        assert {rows.shown for rows in engine.plan(new, repeat).values()} == {shown}
+    tau = engine.augmentation
+    shown = ((), (Mirror(), *tau)), ((Mirror(),), tau)
+    for plan, views in zip(engine.plans(new), shown, strict=True):
+        assert {rows.views for rows in plan.blocks.values()} == {views}
 
 
 def test_two_updates_share_four_views_first_with_last() -> None:
@@ -76,14 +78,13 @@ def test_two_updates_share_four_views_first_with_last() -> None:
 def test_what_is_stored_beside_an_image_is_its_own_updates() -> None:
     """DER keeps the logits of each stream image: those of the update that held it, in the order of the batch."""
     engine, seen = toy_engine("multi_update(der(n_recall=6), updates=3)", memory=40), []
-    inner, notes_of = engine.method.inner, engine.method.inner.attributes
+    inner, keep = engine.method.inner, engine.method.inner.after_step
 
-    def spy(out: Any, batch: Batch) -> dict[str, torch.Tensor]:
-        notes = notes_of(out, batch)
-        seen.append((batch.sources[batch.rows("new")], notes["logits"]))
-        return notes
+    def spy(out: Any, batch: Batch) -> None:
+        seen.append((batch.sources[batch.rows("new")], out.logits[:, batch.rows("new")].transpose(0, 1)))
+        keep(out, batch)
 
-    inner.attributes = spy
+    inner.after_step = spy
     feed(engine, toy_stream(batch=6), until=1)
     stored, expected = engine.memories.replay.attributes["logits"], torch.empty(6, 1, 6)
     first = toy_stream(batch=6).batch(0).sources.tolist()
@@ -95,7 +96,6 @@ def test_what_is_stored_beside_an_image_is_its_own_updates() -> None:
 
 def test_as_many_steps_as_updates_and_the_inner_methods_repeats() -> None:
     engine = toy_engine("multi_update(er(n_recall=8, mem_iters=2), updates=4)")
-    assert engine.method.repeats == 8
     steps = 0
     step = engine.optimizer.step
 
@@ -109,17 +109,10 @@ def test_as_many_steps_as_updates_and_the_inner_methods_repeats() -> None:
     assert steps == 8
 
 
-def test_the_inner_method_is_told_which_of_its_own_repeats_it_plans() -> None:
-    engine, told = toy_engine("multi_update(er(n_recall=8, mem_iters=2), updates=4)"), []
-    plan = engine.method.inner.plan
-
-    def spy(new: Any, memories: Any, planning: Any) -> Any:
-        told.append(planning.repeat)
-        return plan(new, memories, planning)
-
-    engine.method.inner.plan = spy
-    feed(engine, toy_stream(batch=6), until=1)
-    assert told == [0, 0, 0, 0, 1, 1, 1, 1]
+def test_each_of_the_inner_methods_repeats_is_shared_out_before_the_next() -> None:
+    engine, stream = toy_engine("multi_update(er(n_recall=8, mem_iters=2), updates=2)"), toy_stream(batch=6)
+    taken = [plan["all"].stream.tolist() for plan in engine.plans(engine.meet(stream.batch(0)))]
+    assert taken == [[0, 2, 4], [1, 3, 5]] * 2
 
 
 def test_one_update_is_the_inner_method_to_the_bit() -> None:
@@ -176,6 +169,6 @@ def test_the_learning_rate_is_a_multiple_of_the_inner_methods() -> None:
         torch.testing.assert_close(one, other)
     slower = toy_engine("multi_update(ccil(n_recall=6, later_rate=0.5), updates=1, lr_factor=4.0)")
     feed(slower, toy_stream(), until=12)
-    assert slower.method.rate(slower.progress) == 4.0 * 0.5
+    assert slower.plan(slower.meet(toy_stream().batch(12))).rate == 4.0 * 0.5
     with pytest.raises(UserError, match="multi_update: lr_factor must be above 0"):
         toy_engine("multi_update(er(), lr_factor=0.0)")

@@ -70,8 +70,8 @@ def test_parameters_at_200_classes_and_of_the_plain_net(plain_net: TappedNet) ->
 
 def test_grace_adds_no_parameters() -> None:
     a, b = build("resnet18(width=4)"), build("resnet18(width=4)")
-    MOSE().attach(a, Memories(0, (3, 8, 8)))
-    Grace().attach(b, Memories(0, (3, 8, 8)))
+    MOSE().chain.attach(a, Memories(0, (3, 8, 8)))
+    Grace().chain.attach(b, Memories(0, (3, 8, 8)))
     assert count(a) == count(b)
 
 

@@ -35,7 +35,7 @@ def test_a_step_of_the_first_task_is_the_loops(taps: int) -> None:
     assert len(engine.memories.replay)
     batch, out = next_batch(engine, stream())
     assert {name: (block.images, block.views) for name, block in batch.blocks.items()} == {"new": (2, 32), "supervised": (2, 1)}
-    table = engine.method.losses(out, batch)
+    table = engine.chain.losses(out, batch)
     assert set(table) == {"ce/new", "sc/new"}
     (features, projected), rows = turned(out, batch, "new"), batch.rows("supervised")
     labels, starts = batch.labels[:2].tolist(), engine.method.starts(batch)
@@ -55,7 +55,7 @@ def test_a_later_step_is_the_loops(taps: int) -> None:
         "replay": (3, 32),
         "supervised": (3, 1),
     }
-    table = engine.method.losses(out, batch)
+    table = engine.chain.losses(out, batch)
     assert set(table) == {"ce/replay", "sc/new", "sc/replay", "kd/projected", "kd/logits"}
     rows, starts = batch.rows("supervised"), engine.method.starts(batch)
     old = [c for c in engine.progress.seen if c not in engine.progress.current]
@@ -159,7 +159,7 @@ def test_at_most_seven_images_per_class_met_are_replayed() -> None:
     for options, wanted in (({}, 7 * len(engine.progress.seen)), ({"n_recall": 5}, 5), ({"recall_per_class": 2}, 8)):
         for name, value in options.items():
             setattr(engine.method, name, value)
-        plan = engine.plan(new, 0)
+        plan = engine.plan(new)
         assert len(plan["replay"].slots) == min(wanted, held)
         engine.method.n_recall = 64
         np.testing.assert_array_equal(plan["replay"].slots, plan["supervised"].slots)
@@ -271,13 +271,13 @@ def test_a_teacher_equal_to_the_net_leaves_nothing_to_distil() -> None:
     engine.method.teacher.renew()
     engine.net.eval()
     batch, out = next_batch(engine, stream())
-    assert engine.method.losses(out, batch)["kd/logits"].item() == pytest.approx(0, abs=1e-12)
+    assert engine.chain.losses(out, batch)["kd/logits"].item() == pytest.approx(0, abs=1e-12)
 
 
 def test_distillation_moves_only_the_columns_of_old_classes() -> None:
     engine = run(SMALL, LATER)
     batch, out = next_batch(engine, stream())
-    [gradient] = torch.autograd.grad(engine.method.losses(out, batch)["kd/logits"].sum(), engine.net.classifier.weight)
+    [gradient] = torch.autograd.grad(engine.chain.losses(out, batch)["kd/logits"].sum(), engine.net.classifier.weight)
     moved = gradient[0].abs().sum(dim=0) > 0
     assert torch.equal(moved, engine.method.teacher.classes)
     assert engine.method.teacher.classes.sum() == 2
@@ -372,7 +372,7 @@ def test_without_memory_every_step_is_one_of_the_first_task() -> None:
     engine = run(SMALL, LATER, memory=0)
     batch, out = next_batch(engine, stream())
     assert engine.method.teacher
-    assert set(engine.method.losses(out, batch)) == {"ce/new", "sc/new"}
+    assert set(engine.chain.losses(out, batch)) == {"ce/new", "sc/new"}
 
 
 def test_several_epochs_store_each_image_once() -> None:
@@ -401,7 +401,7 @@ def test_half_precision_keeps_the_contrast() -> None:
 def test_grace_weighs_the_cross_entropy_of_each_layer() -> None:
     engine = run(f"grace({SMALL})", LATER, taps=4)
     batch, out = next_batch(engine, stream())
-    inner, table = engine.method.inner.losses(out, batch), engine.method.losses(out, batch)
+    inner, table = engine.method.inner.chain.losses(out, batch), engine.chain.losses(out, batch)
     alpha = table["log/alpha"]
     assert (alpha != 1).any()
     torch.testing.assert_close(table["ce/replay"], alpha * inner["ce/replay"])

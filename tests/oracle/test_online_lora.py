@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gracecl import Learner, nets
-from gracecl.core import NO_TASK, StreamBatch
+from gracecl.core import NO_TASK, Batch, StreamBatch, Taps
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.functional.augment import Pixels
@@ -360,7 +360,7 @@ def test_no_task_marks_are_needed() -> None:
         batch = stream.batch(step)
         two.learn(replace(batch, task=NO_TASK))
     assert_same(one.net.state_dict(), two.net.state_dict(), "online_lora without marks")
-    assert OnlineLoRA().boundaries == "unused"
+    assert OnlineLoRA().traits.boundaries == "unused"
     assert one.method.consolidated > 0
 
 
@@ -379,12 +379,20 @@ def test_images_are_counted() -> None:
 def test_hard_batches_are_those_with_the_largest_losses() -> None:
     """Never more than n_hard, in the order of their losses, with the newest where its loss puts it."""
     engine, stream = build("online_lora(n_hard=2, lr=0.01)"), toy_stream()
-    entered = []
+    entered: list[bool] = []
+    latest: list[list[float]] = []
+    after_step = engine.method.after_step
+
+    def noted(out: Taps, batch: Batch) -> None:
+        latest.append(engine.method.loss_of_each_batch(out, batch).mean(dim=0).tolist())
+        after_step(out, batch)
+
+    engine.method.after_step = noted
     for step in range(len(stream)):
         batch = stream.batch(step)
         before = engine.memories.replay.images[: len(engine.memories.replay)].clone()
         engine.learn(StreamBatch(batch.x, batch.labels, task=batch.task))
-        losses, memory = engine.method.latest, engine.memories.replay
+        losses, memory = latest[-1], engine.memories.replay
         entries = [batch.x, *(before.split(3) if len(before) else ())]
         order = sorted(range(len(entries)), key=lambda entry: -losses[entry])[:2]
         assert torch.equal(memory.images[: len(memory)], torch.cat([entries[entry] for entry in order]))

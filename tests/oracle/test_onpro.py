@@ -69,7 +69,7 @@ def test_a_step_of_the_first_task_is_the_loops(taps: int) -> None:
     batch, out = next_batch(engine, stream())
     shapes = {name: (block.images, block.views) for name, block in batch.blocks.items()}
     assert shapes == {"new": (2, 32), "supervised": (2, 1), "seen": (4, 2)}
-    table = engine.method.losses(out, batch)
+    table = engine.chain.losses(out, batch)
     assert set(table) == {"ce/new", "sc/new", "ope/new", "ope/seen"}
     (features, projected), rows = turned(out, batch, "new"), batch.rows("supervised")
     labels, start = batch.labels[:2].tolist(), engine.method.starts(batch)[0]
@@ -83,7 +83,7 @@ def test_a_step_of_the_first_task_is_the_loops(taps: int) -> None:
 def test_the_first_batch_of_all_has_nothing_to_compare_with() -> None:
     engine = engine_of(SMALL)
     batch, out = next_batch(engine, stream())
-    assert set(engine.method.losses(out, batch)) == {"ce/new", "sc/new", "ope/new"}
+    assert set(engine.chain.losses(out, batch)) == {"ce/new", "sc/new", "ope/new"}
 
 
 def test_the_first_task_looks_at_n_recall_images_or_all() -> None:
@@ -144,7 +144,7 @@ def test_the_first_batch_of_a_task_replays_images_as_they_are() -> None:
     assert torch.equal(batch.x[replay.view(0)], batch.x[seen.view(0)])
     np.testing.assert_array_equal(batch.labels[replay.view(0)], batch.labels[seen.view(0)])
     rows = batch.rows("supervised")
-    value = engine.method.losses(out, batch)["ce/replay"].item()
+    value = engine.chain.losses(out, batch)["ce/replay"].item()
     assert value == pytest.approx(mean_cross_entropy(out.logits[0, rows], batch.labels[rows].tolist()), rel=1e-5)
 
 
@@ -155,10 +155,11 @@ def test_mixed_images_lie_between_their_parents_in_every_view() -> None:
     engine = run(SMALL, LATER, augment="none")
     piece = stream().batch(LATER)
     new = engine.meet(piece)
-    plan = engine.plan(new, 0)
+    plan = engine.plan(new)
     batch = engine.assemble(plan, new, 0)
     memory, pixels, mixed = engine.memories.replay, engine.net.pixels, plan["replay"]
-    [blend] = mixed.before
+    assert all(view[0] is mixed.views[0][0] for view in mixed.views)
+    blend = mixed.views[0][0]
     first, second = pixels.normalise(memory[mixed.slots]), pixels.normalise(blend.others)
     np.testing.assert_array_equal(mixed.found["other"], [labels_of_image(memory, image) for image in blend.others])
     share = mixed.found["share"].float().view(-1, 1, 1, 1)
@@ -219,7 +220,7 @@ def test_proto_is_the_mean_of_both_views_of_the_last_replayed_images() -> None:
     before = engine.method.proto.clone()
     both, labels = two_views(out, batch, "seen")
     p, other = prototypes_by_loops(both[-1], labels)
-    engine.method.losses(out, batch)
+    engine.chain.losses(out, batch)
     assert torch.equal(engine.method.proto, before)
     with torch.no_grad():
         engine.method.after_step(out, batch)
@@ -456,10 +457,10 @@ def test_plans_read_prototypes_of_the_last_step_alone() -> None:
     def slots(plan: dict[str, Selection]) -> list[int]:
         return plan["replay"].slots.tolist()
 
-    once = slots(engine.plan(new, 0))
-    assert slots(engine.plan(new, 0)) == once
+    once = slots(engine.plan(new))
+    assert slots(engine.plan(new)) == once
     engine.method.proto.zero_()
-    assert sorted(slots(engine.plan(new, 0))) == sorted(engine.plan(new, 0)["seen"].slots.tolist())
+    assert sorted(slots(engine.plan(new))) == sorted(engine.plan(new)["seen"].slots.tolist())
 
 
 def test_streams_without_task_marks_replay_from_the_second_batch_on() -> None:
@@ -473,7 +474,7 @@ def test_streams_without_task_marks_replay_from_the_second_batch_on() -> None:
 def test_without_memory_every_step_is_one_of_the_first_task() -> None:
     engine = run(SMALL, LATER, memory=0)
     batch, out = next_batch(engine, stream())
-    assert set(engine.method.losses(out, batch)) == {"ce/new", "sc/new", "ope/new"}
+    assert set(engine.chain.losses(out, batch)) == {"ce/new", "sc/new", "ope/new"}
 
 
 def test_several_epochs_mix_in_later_batches_and_store_once() -> None:
@@ -490,7 +491,7 @@ def test_several_epochs_mix_in_later_batches_and_store_once() -> None:
 def test_grace_weighs_the_cross_entropy_of_each_layer() -> None:
     engine = run(f"grace({SMALL})", LATER, taps=4)
     batch, out = next_batch(engine, stream())
-    inner, table = engine.method.inner.losses(out, batch), engine.method.losses(out, batch)
+    inner, table = engine.method.inner.chain.losses(out, batch), engine.chain.losses(out, batch)
     alpha = table["log/alpha"]
     assert (alpha != 1).any()
     torch.testing.assert_close(table["ce/replay"], alpha * inner["ce/replay"])

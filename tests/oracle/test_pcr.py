@@ -148,10 +148,11 @@ def test_a_step_is_two_views_of_memory_and_of_the_stream() -> None:
     features = torch.cat([engine.net(batch.x[batch.rows(block)]).features for block in batch.blocks], dim=1)
     torch.testing.assert_close(out.features, features)
     expected = loop(features[0].double().tolist(), engine.net.classifier.weight[0].double().T.tolist(), batch.labels.tolist())
-    assert engine.method.losses(out, batch)["ce/proxy"].item() == pytest.approx(expected, rel=1e-4)
+    assert engine.chain.losses(out, batch)["ce/proxy"].item() == pytest.approx(expected, rel=1e-4)
     [outcome] = feed(engine, longer(), until=10)
     assert (outcome.images, outcome.forward, outcome.backward) == (148, 148, 148)
-    assert PCR(joint_forward=True).forwards(["replay", "new"]) == [["replay", "new"]]
+    assert batch.plan.forwards == [["replay"], ["new"]]
+    assert next_batch(run("pcr(joint_forward=True)"), longer())[0].plan.forwards is None
 
 
 def test_with_an_empty_memory_nothing_moves() -> None:
@@ -189,7 +190,7 @@ def test_predictions_are_the_nearest_proxy_among_seen_classes() -> None:
 
     def predicted() -> list[int]:
         [(_, out)] = net.sweep(toy_data().test_x)
-        scores, columns = seen_scores(engine.method, out, progress, engine.method.rule)
+        scores, columns = seen_scores(engine.chain, out, progress, engine.chain.rule)
         return columns[scores.argmax(dim=1)].tolist()
 
     [(_, out)] = net.sweep(toy_data().test_x)
@@ -209,9 +210,9 @@ def test_predictions_are_the_nearest_proxy_among_seen_classes() -> None:
 
 def test_nearest_mean_is_an_option() -> None:
     engine = run("pcr(inference='ncm')")
-    assert engine.method.rule == "ncm_last"
+    assert engine.chain.rule == "ncm_last"
     [(_, out)] = engine.ready_to_predict().sweep(toy_data().test_x)
-    assert set(engine.method.rules(out)) == {"linear", "ncm"}
+    assert set(engine.chain.rules(out)) == {"linear", "ncm"}
 
 
 @pytest.mark.parametrize("bad", [{"mem_iters": 0}, {"temperature": 0.0}])

@@ -110,7 +110,7 @@ def test_the_net_stays_as_it_is_and_no_image_is_kept() -> None:
 def test_it_learns() -> None:
     engine, stream = learned("ranpac(projections=100)")
     accuracy = evaluate(engine, stream.data.test_x, stream.data.test_y, stream.test_task).accuracy
-    assert engine.method.rule == "ridge_last"
+    assert engine.chain.rule == "ridge_last"
     assert np.mean(accuracy["ridge_last"]) > 90
 
 

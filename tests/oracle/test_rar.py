@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch.nn import functional as F
 
-from gracecl.core import Batch, Planning, Selection, StreamBatch
+from gracecl.core import Batch, Plan, Planning, StreamBatch
+from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.functional.rand_augment import RandAugment
 from gracecl.memory import Memories
 from gracecl.methods.rar import RAR
 from gracecl.registry.spec import parse_method
-from gracecl.testing import assert_same, feed, toy_engine, toy_stream
+from gracecl.testing import assert_same, feed, prepared, toy_engine, toy_stream
 
 SGD = "sgd(lr=0.05)"
 PLAIN = "mlp(width=12, depth=3)"
@@ -22,7 +24,9 @@ PLAIN = "mlp(width=12, depth=3)"
 def test_rar_alone_is_around_replay() -> None:
     assert repr(parse_method("rar")) == "rar(er(reduction='sum_of_means'))"
     assert repr(parse_method("ema(rar)")) == "ema(rar(er(reduction='sum_of_means')))"
-    assert parse_method("rar(er(mem_iters=2), iterations=3)").repeats == 6
+    [outcome] = feed(toy_engine("rar(er(mem_iters=2), iterations=3)"), toy_stream(), until=1)
+    assert outcome is not None
+    assert outcome.updates == 6
 
 
 def test_one_iteration_without_augmentation_is_replay_in_one_forward() -> None:
@@ -76,9 +80,10 @@ def test_steps_against_a_plain_loop() -> None:
 class Spying(RAR):
     """Notes what each iteration trains on."""
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
-        self.slots.append(super().plan(new, memories, planning)["replay"].slots.tolist())
-        return {"new": Selection(np.arange(len(new))), "replay": Selection(slots=np.array(self.slots[-1]))}
+    def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
+        for plan in super().plans(new, memories, planning):
+            self.slots.append(plan["replay"].slots.tolist())
+            yield plan
 
     def prepare(self, batch: Batch) -> None:
         self.seen.append(batch.x[batch.rows("new")].clone())
@@ -90,7 +95,7 @@ def test_each_iteration_draws_and_augments_anew() -> None:
     method = Spying("er(reduction='sum_of_means', n_recall=6)", iterations=8)
     method.slots, method.seen = [], []
     method.attach(engine.net, engine.memories)
-    engine.method = engine.update.method = method
+    engine.chain = engine.update.chain = method.chain
     feed(engine, toy_stream(), until=7)
     assert len(method.slots) == 8
     assert len({tuple(sorted(slots)) for slots in method.slots}) > 4
@@ -120,13 +125,19 @@ def test_cost(iterations: int) -> None:
 
 def test_views() -> None:
     view = (RandAugment(2, 9, False),)
-    assert RAR("er", operations=2, magnitude=9, pixel_ranges="absolute").views("new", ()) == (view,)
-    assert RAR("mose").views("new", ())[2] == (RandAugment(1, 14, True),)
+    engine, _ = prepared("rar(er(), operations=2, magnitude=9, pixel_ranges='absolute')")
+    assert incoming(engine).augment == view
+    assert incoming(prepared("rar(mose())")[0])["new"].views[2] == (RandAugment(1, 14, True),)
 
 
 def test_joint_forward_is_an_option() -> None:
-    assert RAR().forwards(["new", "replay"]) == [["new", "replay"]]
-    assert RAR(joint=False).forwards(["new", "replay"]) == [["new"], ["replay"]]
+    assert incoming(prepared("rar()")[0]).forwards is None
+    assert incoming(prepared("rar(joint=False)")[0]).forwards == [["new"], ["replay"]]
+
+
+def incoming(engine: Engine) -> Plan:
+    """What the next step begins with."""
+    return engine.plan(engine.meet(toy_stream().batch(engine.progress.step)))
 
 
 def test_bad_options_are_refused() -> None:

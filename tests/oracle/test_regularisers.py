@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.core import NO_TASK, Planning, Progress, StreamBatch, Taps
+from gracecl.core import NO_TASK, Progress, StreamBatch, Taps
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.functional.losses import cross_entropy
@@ -144,7 +144,7 @@ def test_gradients_seen_after_backward_are_those_of_the_data_alone() -> None:
 
     def remember(batch: Any) -> None:
         original(batch)
-        seen["gradient"], seen["batch"] = method._gradient, batch
+        seen["gradient"], seen["batch"] = batch.targets["si/gradient"], batch
         seen["before"] = {name: value.detach().clone() for name, value in engine.net.named_parameters()}
         for name, buffer in engine.net.named_buffers():
             seen["before"][name] = buffer.clone()
@@ -490,9 +490,8 @@ def test_cpr_is_the_divergence_from_uniform_over_the_classes_met() -> None:
 def test_cpr_of_flat_logits_is_zero_and_peaks_are_pushed_down() -> None:
     engine, stream = toy_engine("sgd()"), toy_stream()
     feed(engine, stream, until=1)
-    batch = engine.assemble(
-        engine.method.plan(stream_batch := incoming(engine), engine.memories, Planning(np.random.default_rng(0))), stream_batch, 0
-    )
+    new = incoming(engine)
+    batch = engine.assemble(engine.plan(new), new)
     flat = Taps(torch.zeros(1, 3, 1), torch.zeros(1, 3, 6), lambda features: features)
     assert CPR(classes="all").losses(flat, batch)["cpr"].item() == pytest.approx(0, abs=1e-7)
     logits = torch.tensor([0.0, 1, 2, 0, 0, 0]).expand(1, 3, 6).clone().requires_grad_()

@@ -16,7 +16,6 @@ from unequal_tasks import assembled, images, teach
 
 from gracecl.core import NO_TASK, StreamBatch
 from gracecl.engine.engine import Engine
-from gracecl.methods.base import parts
 from gracecl.methods.grace import memory_means
 from gracecl.registry import methods
 from gracecl.testing import feed, toy_engine, toy_stream
@@ -45,7 +44,7 @@ def test_bic_corrects_new_classes_alone() -> None:
     """The teacher knows 5, so its logits are held where they are; λ counts it among the old, once."""
     engine = third_task("bic(n_recall=20)", memory=120)
     batch, out = assembled(engine, [5, 2, 3, 5, 2], task=2)
-    weighted = engine.method.losses(out, batch)["ce/all"]
+    weighted = engine.chain.losses(out, batch)["ce/all"]
     seen = [[log_softmax(z, OLD + NEW)[y] for z, y in zip(out.logits[0].tolist(), batch.labels.tolist(), strict=True)]]
     assert weighted.item() == pytest.approx(-(1 - 4 / 6) * float(np.mean(seen)), rel=1e-4)
     engine.end_task()
@@ -57,7 +56,7 @@ def test_bic_corrects_new_classes_alone() -> None:
 def test_ssil_s_new_classes_compete_without_the_one_that_came_back() -> None:
     engine = third_task("ssil(n_recall=8)")
     batch, out = assembled(engine, [5, 2, 3, 5, 2], task=2)
-    table, rows = engine.method.losses(out, batch), batch.rows("new")
+    table, rows = engine.chain.losses(out, batch), batch.rows("new")
     terms = [
         log_softmax(z, OLD if y in OLD else NEW)[y]
         for z, y in zip(out.logits[0, rows].tolist(), batch.labels[rows].tolist(), strict=True)
@@ -108,7 +107,7 @@ def test_mose_counts_a_class_that_came_back_as_current_and_once() -> None:
     assert batch.blocks["balanced"].from_stream == 6 * 3 // 6
     rows = batch.rows("new")
     terms = [log_softmax(z, list(BACK))[y] for z, y in zip(out.logits[0, rows].tolist(), batch.labels[rows].tolist(), strict=True)]
-    assert engine.method.losses(out, batch)["ce/new"].item() == pytest.approx(-float(np.mean(terms)), rel=1e-4)
+    assert engine.chain.losses(out, batch)["ce/new"].item() == pytest.approx(-float(np.mean(terms)), rel=1e-4)
 
 
 def test_er_ace_leaves_out_the_classes_met_that_are_not_in_the_batch() -> None:
@@ -117,7 +116,7 @@ def test_er_ace_leaves_out_the_classes_met_that_are_not_in_the_batch() -> None:
     batch, out = assembled(engine, [5, 2, 5, 2], task=2)
     rows = batch.rows("new")
     terms = [log_softmax(z, [2, 5])[y] for z, y in zip(out.logits[0, rows].tolist(), batch.labels[rows].tolist(), strict=True)]
-    found = engine.method.losses(out, batch)["ce/new"].item()
+    found = engine.chain.losses(out, batch)["ce/new"].item()
     assert found == pytest.approx(-float(np.mean(terms)), rel=1e-4)
 
 
@@ -147,7 +146,7 @@ def test_every_class_met_has_a_direction_without_any_image(method: str) -> None:
 def test_a_teacher_knows_all_classes_met(method: str) -> None:
     engine = third_task(method)
     engine.end_task()
-    [teacher] = [part.teacher for part in parts(engine.method) if hasattr(part, "teacher")]
+    [teacher] = [part.teacher for part in engine.chain.parts if hasattr(part, "teacher")]
     assert teacher.classes.nonzero().flatten().tolist() == sorted(OLD + NEW)
 
 
@@ -163,7 +162,7 @@ CLOCKS = {
     "er() + mas(every=3)": "anchor",
     "er() + si(every=3)": "anchor",
     "er() + ewc_pp(every=3)": "anchor",
-    "grace(er(n_recall=6), refresh_every=3)": "accuracy",
+    "grace(er(n_recall=6), refresh_every=3)": "feedback",
 }
 
 
@@ -177,7 +176,7 @@ def values(state: Any) -> list[Tensor]:
 @pytest.mark.parametrize(("method", "key"), CLOCKS.items())
 def test_each_tick_of_an_unmarked_stream_acts(method: str, key: str) -> None:
     engine, stream = toy_engine(method, memory=30, taps=4, optimizer="sgd(lr=0.2)"), toy_stream()
-    clocked = next(part for part in parts(engine.method) if part.clock is not None)
+    clocked = next(part for part in engine.chain.parts if part.traits.interval is not None)
     states = []
     for step in range(9):
         engine.learn(dataclasses.replace(stream.batch(2 * step), task=NO_TASK, last_of_task=False))
@@ -198,13 +197,14 @@ def test_a_tick_within_a_guessed_task_teaches_all_classes_met(method: str) -> No
         batch = StreamBatch(*images((5 * list((FIRST, SECOND)[task]))[:10], seed=step), task=task, marked=False)
         engine.learn(batch)
     assert set(engine.progress.current) == set(SECOND)
-    [teacher] = [part.teacher for part in parts(engine.method) if hasattr(part, "teacher")]
+    [teacher] = [part.teacher for part in engine.chain.parts if hasattr(part, "teacher")]
     assert teacher.classes.nonzero().flatten().tolist() == OLD
 
 
 def test_every_method_with_a_clock_is_tried() -> None:
-    tried = {part.name for method in CLOCKS for part in parts(toy_engine(method).method)}
-    assert {name for name in methods.names() if methods.get(name).clock is not None} <= tried
+    tried = {part.name for method in CLOCKS for part in toy_engine(method).chain.parts}
+    kinds = {name: methods.get(name) for name in methods.names()}
+    assert {name for name, kind in kinds.items() if getattr(kind.traits, "interval", None)} <= tried
 
 
 def test_online_lora_begins_new_adapters_on_both_sides_of_zero() -> None:

@@ -11,6 +11,7 @@ from common import noise
 from torch import Tensor
 from torch.nn import functional as F
 
+from gracecl.core import Plan, Selection
 from gracecl.functional import augment
 from gracecl.functional.augment import ROTATIONS, Blend, Mirror, Pixels
 from gracecl.functional.losses import (
@@ -23,7 +24,7 @@ from gracecl.functional.losses import (
     prototype_contrast,
     split_similarity,
 )
-from gracecl.testing import next_batch, toy_engine, toy_stream
+from gracecl.testing import toy_engine, toy_stream
 
 PIXELS = Pixels((0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
 LAYERS = 3
@@ -88,8 +89,8 @@ def test_only_the_image_itself_and_its_mirror_are_raw() -> None:
     assert not augment.is_raw((Blend(torch.zeros(1), np.zeros(1)),))
     assert not augment.is_raw(augment.augmentation("tau"))
     engine = toy_engine("er()")
-    engine.method.views = lambda block, run: (ROTATIONS[3], (), run, (Mirror(),), ROTATIONS[9])
-    batch, _ = next_batch(engine, toy_stream())
+    views = (ROTATIONS[3], (), engine.augmentation, (Mirror(),), ROTATIONS[9])
+    batch = engine.assemble(Plan({"all": Selection(np.arange(3), views=views)}), engine.meet(toy_stream().batch(0)))
     assert batch.blocks["all"].raw_views == (1, 3)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl import rng
-from gracecl.core import Batch, Block, Progress, Taps
+from gracecl.core import Batch, Block, Planning, Progress, Taps
 from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import evaluate, seen_scores
 from gracecl.errors import UserError
@@ -116,7 +116,8 @@ def test_a_step_is_raw_and_augmented_in_a_forward_each() -> None:
     torch.testing.assert_close(out.features, halves)
     [outcome] = feed(engine, longer(), until=10)
     assert (outcome.images, outcome.forward, outcome.backward) == (148, 148, 148)
-    assert SCR(joint_forward=True).forwards(["raw", "augmented"]) == [["raw", "augmented"]]
+    assert batch.plan.forwards == [["raw"], ["augmented"]]
+    assert next_batch(run("scr(joint_forward=True)"), longer())[0].plan.forwards is None
 
 
 def test_memory_and_draws_are_those_of_experience_replay() -> None:
@@ -168,7 +169,7 @@ def test_trained_heads_move_nothing_but_themselves() -> None:
         same = torch.equal(parameter, headed.net.get_parameter(name))
         assert same != name.startswith("classifier."), name
     batch, out = next_batch(headed, longer())
-    table = headed.method.losses(out, batch)
+    table = headed.chain.losses(out, batch)
     terms = -F.log_softmax(out.logits[0], dim=-1)[torch.arange(len(batch)), batch.y]
     torch.testing.assert_close(table["ce/head"][0], terms.mean())
     reached = torch.autograd.grad(table["ce/head"].sum(), list(headed.net.parameters()), allow_unused=True)
@@ -188,18 +189,18 @@ def test_iterations_draw_anew_and_store_once() -> None:
 
 def test_review_is_a_pass_over_memory_in_whole_batches() -> None:
     engine = run("scr(review=True, n_recall=30)", until=8)
-    plans = list(engine.method.closing_steps(engine.memories, engine.progress, rng.generator("review")))
+    plans = list(engine.chain.closing(engine.progress, engine.memories, Planning(rng.generator("review"))))
     assert [len(plan["review"]) for plan in plans] == [30, 30]
     for plan in plans:
-        assert list(plan) == ["review", "review_augmented"]
+        assert list(plan.blocks) == ["review", "review_augmented"]
         assert np.array_equal(plan["review"].slots, plan["review_augmented"].slots)
-        assert all(len(rows.stream) == 0 for rows in plan.values())
+        assert all(len(rows.stream) == 0 for rows in plan.blocks.values())
     slots = np.concatenate([plan["review"].slots for plan in plans])
     assert len(set(slots)) == 60
     assert not np.array_equal(np.sort(slots), slots)
     for without in (SCR(), SCR(review=True, n_recall=0)):
-        assert list(without.closing_steps(engine.memories, engine.progress, rng.generator("review"))) == []
-    assert (SCR(review=True).boundaries, SCR().boundaries) == ("used", "unused")
+        assert list(without.closing(engine.progress, engine.memories, Planning(rng.generator("review")))) == []
+    assert (SCR(review=True).traits.boundaries, SCR().traits.boundaries) == ("used", "unused")
 
 
 def reviewed(monkeypatch: pytest.MonkeyPatch, scale: float, review: bool) -> TappedNet:
@@ -235,7 +236,7 @@ def test_a_review_step_is_a_tenth_of_a_step(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(batch) == 120
     start = toy_engine("scr(review=True, n_recall=60)", memory=60, net=PLAIN)
     start.net.load_state_dict(before, strict=False)
-    start.method.losses(start.net(batch.x), batch)["ce/contrast"].sum().backward()
+    start.chain.losses(start.net(batch.x), batch)["ce/contrast"].sum().backward()
     for name, parameter in engine.net.named_parameters():
         gradient = start.net.get_parameter(name).grad
         expected = before[name] if gradient is None else before[name] - 0.1 * 0.1 * gradient
@@ -257,7 +258,7 @@ def test_predictions_after_a_review_are_not_those_before() -> None:
 
 def predictions(engine: Engine) -> list[int]:
     [(_, out)] = engine.ready_to_predict().sweep(toy_data().test_x)
-    scores, columns = seen_scores(engine.method, out, engine.progress, engine.method.rule)
+    scores, columns = seen_scores(engine.chain, out, engine.progress, engine.chain.rule)
     return columns[scores.argmax(dim=1)].tolist()
 
 
@@ -314,7 +315,7 @@ def test_longer_features_change_nothing() -> None:
     engine.ready_to_predict()
     [(_, out)] = engine.net.sweep(toy_data().test_x)
     scaled = Taps(7 * out.features, out.logits, engine.net.projector)
-    torch.testing.assert_close(engine.method.rules(scaled)["ncm"], engine.method.rules(out)["ncm"])
+    torch.testing.assert_close(engine.chain.rules(scaled)["ncm"], engine.chain.rules(out)["ncm"])
 
 
 def without_class(method: str) -> tuple[Engine, int]:
@@ -336,7 +337,7 @@ def test_a_class_without_images_is_not_predicted() -> None:
     engine, lost = without_class("scr()")
     assert lost not in predictions(engine)
     [(_, out)] = engine.net.sweep(toy_data().test_x)
-    assert (engine.method.rules(out)["ncm"][..., lost] == -torch.inf).all()
+    assert (engine.chain.rules(out)["ncm"][..., lost] == -torch.inf).all()
 
 
 def test_a_class_without_images_may_keep_its_last_mean_or_get_a_direction() -> None:
@@ -348,7 +349,7 @@ def test_a_class_without_images_may_keep_its_last_mean_or_get_a_direction() -> N
     assert engine.method.predictable[lost]
     assert not torch.equal(engine.method.means[:, other], torch.zeros_like(last))
     [(_, out)] = engine.net.sweep(toy_data().test_x)
-    assert engine.method.rules(out)["ncm"][..., lost].isfinite().all()
+    assert engine.chain.rules(out)["ncm"][..., lost].isfinite().all()
     engine, lost = without_class("scr(without_images='random')")
     engine.ready_to_predict()
     assert engine.method.predictable.all()
@@ -359,7 +360,7 @@ def test_without_any_memory_scores_are_finite_and_predictions_among_the_classes_
     engine = run("scr()", memory=0)
     assert set(predictions(engine)) <= set(engine.progress.seen)
     [(_, out)] = engine.net.sweep(toy_data().test_x)
-    assert engine.method.rules(out)["ncm"].isfinite().all()
+    assert engine.chain.rules(out)["ncm"].isfinite().all()
 
 
 def test_heads_are_judged_only_where_they_are_trained() -> None:
@@ -368,7 +369,7 @@ def test_heads_are_judged_only_where_they_are_trained() -> None:
     rules = evaluate(run("scr()"), data.test_x, data.test_y, tasks).accuracy
     assert set(rules) == {"ncm_last", "ncm_mean"}
     engine = run("scr(train_head=True, inference='linear')")
-    assert engine.method.rule in evaluate(engine, data.test_x, data.test_y, tasks).accuracy
+    assert engine.chain.rule in evaluate(engine, data.test_x, data.test_y, tasks).accuracy
     with pytest.raises(UserError, match="train_head=True"):
         SCR(inference="linear")
 
@@ -388,7 +389,7 @@ def test_grace_weighs_the_contrast_of_each_layer() -> None:
     feed(engine, longer(), until=14)
     assert engine.progress.task == 1
     batch, out = next_batch(engine, longer())
-    inner, table = engine.method.inner.losses(out, batch), engine.method.losses(out, batch)
+    inner, table = engine.method.inner.chain.losses(out, batch), engine.chain.losses(out, batch)
     alpha = table["log/alpha"]
     assert (alpha != 1).any()
     for row in ("ce/contrast", "ce/head"):

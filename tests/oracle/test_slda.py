@@ -117,7 +117,7 @@ def test_the_net_stays_as_it_is_and_no_image_is_kept(net: str) -> None:
 def test_it_learns() -> None:
     engine, stream = learned("slda()")
     accuracy = evaluate(engine, stream.data.test_x, stream.data.test_y, stream.test_task).accuracy
-    assert engine.method.rule == "lda_last"
+    assert engine.chain.rule == "lda_last"
     assert np.mean(accuracy["lda_last"]) > 90
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from gracecl import nets, rng
 from gracecl.core import Batch, LossTable, StreamBatch, Taps
@@ -18,7 +17,7 @@ from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.functional.augment import Pixels
 from gracecl.memory import Memories
-from gracecl.methods.base import Addition, Method, Sum, Wrapper, parts
+from gracecl.methods.base import Addition, Method, Sum, Wrapper
 from gracecl.methods.er import ER
 from gracecl.methods.grace import Grace
 from gracecl.methods.mose import MOSE
@@ -47,8 +46,8 @@ class Pull(Addition):
 class PullToo(Pull):
     """Another addition with the same row, and with the target of a method that it does not know."""
 
-    def targets(self, batch: Batch) -> dict[str, Tensor]:
-        return {"mkd": batch.x}
+    def prepare(self, batch: Batch) -> None:
+        batch.targets["mkd"] = batch.x
 
 
 @dataclass(eq=False, repr=False)
@@ -109,7 +108,7 @@ def test_an_expression_builds_what_it_says() -> None:
     assert (method.inner.inner.n_recall, method.inner.inner.reduction) == (5, "sum_of_means")
     assert isinstance(method.inner.right, Pull)
     assert method.inner.right.strength == 0.5
-    assert [type(part) for part in parts(method)] == [Grace, Sum, ER, Pull]
+    assert [type(part) for part in method.parts] == [ER, Pull, Grace]
 
 
 @pytest.mark.parametrize("text", ["ER", "Er()", " er ( ) ", "eR\n"])
@@ -474,12 +473,12 @@ def test_the_stronger_boundary_wins() -> None:
         "grace(lode())": "required",
     }
     needs |= {"same(lode())": "required", "lode() + pull_zero()": "required", "same(grace(er()))": "used"}
-    assert {text: parse_method(text).boundaries for text in needs} == needs
+    assert {text: parse_method(text).chain.traits.boundaries for text in needs} == needs
 
 
 def test_who_wants_all_taps() -> None:
     wants = {"er()": False, "mose()": True, "grace(er())": True, "er() + pull_zero()": False, "mose() + pull_zero()": True}
-    assert {text: parse_method(text).wants_taps for text in wants} == wants
+    assert {text: parse_method(text).chain.traits.all_taps for text in wants} == wants
 
 
 def test_constructing_from_a_registry_checks_arguments() -> None:

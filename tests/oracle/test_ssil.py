@@ -127,7 +127,7 @@ def test_rows_of_the_engine_s_step(taps: int) -> None:
     then = frozen_copy(engine.net)
     feed(engine, stream(), until=2 * PER_TASK + 4)
     batch, out = next_batch(engine, stream())
-    table = engine.method.losses(out, batch)
+    table = engine.chain.losses(out, batch)
     teacher, tasks = then(batch.x).logits, [(0, 1), (2, 3)]
     new, replay = batch.labels[:10].tolist(), batch.labels[10:].tolist()
     assert set(new) == {4, 5}
@@ -197,7 +197,7 @@ def test_no_distillation_where_net_and_teacher_agree() -> None:
     feed(engine, stream(), until=2 * PER_TASK)
     engine.net.eval()
     batch, out = next_batch(engine, stream())
-    assert engine.method.losses(out, batch)["kd/tasks"].abs().max() < 1e-6
+    assert engine.chain.losses(out, batch)["kd/tasks"].abs().max() < 1e-6
 
 
 def test_repeated_images_change_nothing() -> None:
@@ -293,7 +293,7 @@ def test_cost_of_a_step() -> None:
     engine = learner("ssil()", 2 * PER_TASK + 2)
     [outcome] = feed(engine, stream(), until=2 * PER_TASK + 3)
     assert (outcome.images, outcome.forward, outcome.backward) == (74, 148, 74)
-    assert engine.method.forwards(["new", "replay"]) == [["new", "replay"]]
+    assert next_batch(engine, stream())[0].plan.forwards is None
 
 
 def test_teacher_and_tasks_are_those_of_the_last_task_s_end() -> None:
@@ -328,8 +328,8 @@ def test_decay_is_a_lower_rate() -> None:
 def test_predictions_are_plain_logits() -> None:
     engine = learner("ssil(n_recall=8)", 2 * PER_TASK)
     [(_, out)] = engine.ready_to_predict().sweep(toy_data().test_x)
-    assert engine.method.rule == "linear_last"
-    assert torch.equal(engine.method.rules(out)["linear"], out.logits)
+    assert engine.chain.rule == "linear_last"
+    assert torch.equal(engine.chain.rules(out)["linear"], out.logits)
 
 
 @pytest.mark.parametrize(

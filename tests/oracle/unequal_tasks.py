@@ -48,6 +48,6 @@ def assembled(engine: Engine, labels: list[int], task: int = 1) -> tuple[Batch, 
     """The batch that the engine's next step would train on, and what the net says of it."""
     x, y = images(labels, seed=77)
     new = engine.meet(StreamBatch(x, y, np.arange(len(y)), task))
-    batch = engine.assemble(engine.plan(new, 0), new, 0)
+    batch = engine.assemble(engine.plan(new), new, 0)
     engine.update.prepare(batch)
     return batch, engine.update.forward(batch)

@@ -32,7 +32,7 @@ from gracecl.errors import UserError
 from gracecl.files import parse_toml, read_file, without_nul
 from gracecl.functional import optim
 from gracecl.functional.augment import augmentation
-from gracecl.methods.base import Method, Wrapper
+from gracecl.methods.base import Addition, Method
 from gracecl.registry import methods, nearest, normal, spec
 from gracecl.registry.spec import Call
 from gracecl.streams import ALIASES
@@ -238,11 +238,8 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def outside_in(method: Method) -> Iterator[Method]:
-    """A method, the one that it wraps, and so on; of a sum the learner on the left."""
-    yield method
-    while isinstance(method, Wrapper):
-        method = method.inner
-        yield method
+    """The parts of a learner from the outermost on, without what is added to it."""
+    return (part for part in reversed(method.parts) if not isinstance(part, Addition))
 
 
 def _filled(read: Any, benchmark: Benchmark) -> Any:

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from gracecl.defaults import PROVENANCE, outside_in, stream_name
-from gracecl.methods.base import Method, parts
+from gracecl.methods.base import Method
 from gracecl.registry import methods, spec
 
 
 def as_toml(method: str, stream: str, memory: int, settings: Mapping[str, str], source: str, provenance: Mapping[str, Any]) -> str:
     """Entries with which the bare names in an expression stand for it, the run's settings in that of the outermost method."""
     learner: Method = spec.parse_method(method)
-    entries = {part.name: options_of(part) for part in parts(learner) if part.name in methods.names()}
+    entries = {part.name: options_of(part) for part in reversed(learner.parts) if part.name in methods.names()}
     outermost = next(part.name for part in outside_in(learner) if part.name in entries)
     entries[outermost] |= settings
     about = {"memory": [memory], "source": source}

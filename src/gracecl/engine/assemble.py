@@ -7,19 +7,16 @@ import torch
 from torch import Tensor
 
 from gracecl import rng
-from gracecl.core import MEMORY_SOURCE, Batch, Block, Ints, Selection, StreamBatch
+from gracecl.core import MEMORY_SOURCE, Batch, Block, Ints, Plan, StreamBatch, View
 from gracecl.functional import augment
-from gracecl.functional.augment import View
 from gracecl.memory import Memories
-from gracecl.methods.base import Method
 from gracecl.nets.tapped import TappedNet
 
 
 def assemble(
-    method: Method,
     net: TappedNet,
     memories: Memories,
-    plan: dict[str, Selection],
+    plan: Plan,
     new: StreamBatch,
     augmentation: View,
     *,
@@ -32,15 +29,15 @@ def assemble(
     Draws are keyed by seed, step, repeat, place of the block, view and image, so an image's augmentation does not depend on what
     else is in the batch.
     """
-    progress = new.progress
+    progress, usual = new.progress, (augmentation if plan.augment is None else plan.augment,)
     blocks: dict[str, Block] = {}
     pixels, labels, sources = [], [], []
     start = 0
-    for place, (name, chosen) in enumerate(plan.items()):
+    for place, (name, chosen) in enumerate(plan.blocks.items()):
         memory = memories[chosen.store]
         origin = np.concatenate([new.sources[chosen.stream], MEMORY_SOURCE + chosen.slots])
         base = net.pixels.normalise(gather(new.x, chosen.stream, memory[chosen.slots]))
-        views, raw = chosen.views(method.views(name, augmentation)), []
+        views, raw = usual if chosen.views is None else chosen.views, []
         for number, view in enumerate(views):
             if augment.is_raw(view):
                 raw.append(number)
@@ -48,11 +45,11 @@ def assemble(
             pixels.append(augment.apply(view, base, rng.uniform(stem, origin, augment.draws(view)), net.pixels))
         labels += [new.labels[chosen.stream], memory.labels[chosen.slots]] * len(views)
         sources += [origin] * len(views)
-        blocks[name] = Block(start, len(chosen), len(views), len(chosen.stream), tuple(raw), chosen.found, memory)
+        blocks[name] = Block(start, len(chosen), len(views), len(chosen.stream), tuple(raw), chosen.found, memory, chosen.stream)
         start += len(chosen) * len(views)
     x = torch.cat(pixels) if len(pixels) > 1 else pixels[0]
     y, origins = np.concatenate(labels), np.concatenate(sources)
-    return Batch(x, y, origins, blocks, progress, net.classes, seed, repeat, learning_rate)
+    return Batch(x, y, origins, blocks, progress, net.classes, seed, repeat, learning_rate, plan, new, usual[0])
 
 
 def gather(x: Tensor, positions: Ints, more: Tensor) -> Tensor:

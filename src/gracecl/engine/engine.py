@@ -1,11 +1,12 @@
 """One learner's state and what it does with one batch of the stream. The trainer and the embeddable learner both drive this.
 
-plan: which images, by block  →  gather (bytes)  →  views, augmented on the device  →  net, one forward per group
-    →  losses {role/part: [L]}  →  backward, optimizer  →  after_step  →  store
+plans: which images, by block  →  gather (bytes)  →  views, augmented on the device  →  prepare  →  net, one forward per group
+    →  losses {role/part: [L]}  →  backward, optimizer  →  after_step  →  after_batch
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gracecl import rng
-from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch
+from gracecl.core import Batch, LossTable, Plan, Planning, Progress, Selection, StreamBatch, View
 from gracecl.engine.assemble import assemble
 from gracecl.engine.finite import check_scale, check_weights
 from gracecl.engine.fit import Fit
@@ -22,9 +23,10 @@ from gracecl.engine.update import Update, observations, split
 from gracecl.errors import UserError
 from gracecl.functional import augment, optim
 from gracecl.memory import Memories
-from gracecl.methods.base import Method
+from gracecl.methods.base import Method, TaskValues
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry.options import OPTIMIZER, Precision
+from gracecl.streams import Stream
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class StepResult:
     """that went through the net, those of scoring, teachers and the memory's update too"""
     backward: int = 0
     """that a gradient was taken of"""
+    updates: int = 0
+    """steps of the optimizer"""
 
 
 class Engine:
@@ -54,53 +58,63 @@ class Engine:
         optimizer: str = OPTIMIZER,
         precision: Precision = "fp32",
     ) -> None:
-        self.method, self.net, self.memories, self.seed = method, net, memories, seed
+        self.method, self.chain, self.net, self.memories, self.seed = method, method.chain, net, memories, seed
         self.device = net.classifier.weight.device
         self.augmentation, self.precision = augment.augmentation(augmentation), precision
         with rng.torch_seed(seed, "modules of the method", device=self.device):
-            method.attach(net, memories)
+            self.chain.attach(net, memories)
         groups = net.parameter_groups()
         params = [parameter for _, members in groups for parameter in members]
-        self.optimizer = method.optimizer(params) or optim.build(optimizer, groups)
+        self.optimizer = self.chain.optimizer(params) or optim.build(optimizer, groups)
         self.full_rates = [group["lr"] for group in self.optimizer.param_groups]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
-        self.update = Update(method, net, params, self.optimizer, self.scaler, precision)
+        self.update = Update(self.chain, net, params, self.optimizer, self.scaler, precision)
         self.progress = Progress()
         self.images_seen = 0
         self.task_open = False
         """whether a task has begun and not ended"""
+        self.task_values: TaskValues = {}
+        """what the parts said of the task that ended last, per layer"""
         self.fit: Fit | None = None
         """what the predictions of this step are made by, where the method trains before evaluation"""
+        self.predictor = net
+        """the net that predicts at the step `ready_at`"""
         self.ready_at = -1
-        self._generators = {purpose: rng.Reseeded() for purpose in ("plan", "store", "observe")}
+        self._generators: dict[str, rng.Reseeded] = {}
         net.train()
 
     # Learning.
+
+    def as_seen(self, stream: Stream) -> Stream:
+        """The stream in the order in which the learner sees it: its own, unless the learner is a bound."""
+        order = self.chain.traits.order
+        seen = stream if order is None else order(stream)
+        self.memories.test_images = seen.test_images
+        return seen
 
     def learn(self, batch: StreamBatch) -> StepResult | None:
         """One batch of the stream. Returns None where the method chose not to update."""
         self.fit = None
         new = self.meet(batch)
-        self._set_rates()
         table: LossTable | None = None
-        attributes: dict[str, Tensor] = {}
-        images, meter = 0, self.net.meter
+        images, updates, meter = 0, 0, self.net.meter
         forward, backward = meter.forward, meter.backward
         if self.device.type == "cuda":
             # What compiled graphs returned in the last step may be overwritten from here on.
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         with rng.torch_seed(self.seed, "torch", self.progress.step, device=self.device):
-            for repeat in range(self.method.repeats):
-                if plan := self.plan(new, repeat):
+            for repeat, plan in enumerate(self.plans(new)):
+                if plan:
+                    self._set_rates(plan)
                     assembled = self.assemble(plan, new, repeat)
-                    table, attributes = self.update(assembled)
-                    images += len(assembled)
+                    table = self.update(assembled)
+                    images, updates = images + len(assembled), updates + 1
         if new.fresh:
-            self.method.store(self.memories, new, self.rng("store"), attributes)
-            self.method.observe(self.memories, new, self.rng("observe"))
+            self.chain.after_batch(self.memories, new)
+            self.chain.tick(self.memories, new.progress)
         self.images_seen += len(new)
         self.progress = replace(self.progress, step=self.progress.step + 1, first_of_task=False)
-        result = None if table is None else StepResult(table, images, meter.forward - forward, meter.backward - backward)
+        result = None if table is None else StepResult(table, images, meter.forward - forward, meter.backward - backward, updates)
         if new.last_of_task:
             self.end_task()
         return result
@@ -114,27 +128,39 @@ class Engine:
             self.end_task()
             progress = replace(progress, task=batch.task, first_of_task=True, current=())
             self.progress, self.task_open = progress, True
-            self.method.begin_task(progress)
+            self.chain.begin_task(progress)
         met = dict.fromkeys(batch.labels.tolist())
         seen, current = dict.fromkeys(progress.seen), dict.fromkeys(progress.current)
         if not met.keys() <= current.keys():
             self.progress = replace(progress, seen=tuple(seen | met), current=tuple(current | met))
         sources = np.arange(self.images_seen, self.images_seen + len(batch)) if len(batch.sources) == 0 else batch.sources
-        return replace(batch, x=batch.x.to(self.device, non_blocking=True), sources=sources, progress=self.progress)
+        x = batch.x.to(self.device, non_blocking=True)
+        return replace(batch, x=x, sources=sources, progress=self.progress, rng=self.rng, kept={}, found={})
 
-    def plan(self, new: StreamBatch, repeat: int = 0) -> dict[str, Selection]:
-        """What the method wants to train on; to score images it may ask how the stream's would look and how far a step would go."""
+    def plans(self, new: StreamBatch) -> Iterator[Plan]:
+        """The updates that the method wants to make, each planned when the one before it is done.
 
-        def preview() -> Tensor:
-            return self.assemble({"new": Selection(np.arange(len(new)))}, new, repeat).x
+        To score images, planning may ask how the stream's would look in the update, and how far it would go.
+        """
+        repeat = 0
 
-        planning = Planning(self.rng("plan", repeat), repeat, self.learning_rate, preview)
-        return self.method.plan(new, self.memories, planning)
+        def preview(views: tuple[View, ...]) -> Tensor:
+            return self.assemble(Plan({"new": Selection(np.arange(len(new)), views=views)}), new, repeat).x
 
-    def assemble(self, plan: dict[str, Selection], new: StreamBatch, repeat: int = 0, seed: int | None = None) -> Batch:
+        planning = Planning(self.rng("plan"), self.augmentation, self.full_rate, preview)
+        plans = self.chain.plans(new, self.memories, planning)
+        while (plan := next(plans, None)) is not None:
+            yield plan
+            repeat += 1
+            self.rng("plan", repeat)  # sends the generator that `planning` holds to the next update's place
+
+    def plan(self, new: StreamBatch) -> Plan:
+        """The first of them; an empty one where there is none."""
+        return next(self.plans(new), Plan({}))
+
+    def assemble(self, plan: Plan, new: StreamBatch, repeat: int = 0, seed: int | None = None) -> Batch:
         """The batch of an update: see `assemble.py`."""
         return assemble(
-            self.method,
             self.net,
             self.memories,
             plan,
@@ -147,11 +173,18 @@ class Engine:
 
     @property
     def learning_rate(self) -> float | None:
-        """Of this step, where the optimizer is gradient descent without adaptive scaling."""
+        """Of this update, where the optimizer is gradient descent without adaptive scaling."""
         return self.optimizer.param_groups[-1]["lr"] if isinstance(self.optimizer, torch.optim.SGD) else None
+
+    @property
+    def full_rate(self) -> float | None:
+        """The learning rate of an update whose plan does not change it, where the optimizer is of that kind."""
+        return self.full_rates[-1] if isinstance(self.optimizer, torch.optim.SGD) else None
 
     def rng(self, purpose: str, repeat: int = 0) -> np.random.Generator:
         """The generator of a purpose at this step, the same whenever it is asked for."""
+        if purpose not in self._generators:
+            self._generators[purpose] = rng.Reseeded()
         return self._generators[purpose](self.seed, purpose, self.progress.step, repeat)
 
     def end_task(self) -> None:
@@ -159,21 +192,22 @@ class Engine:
         if self.task_open:
             self.task_open = False
             self._close_task()
-            self.method.end_task(self.memories, self.progress)
+            self.task_values = self.chain.end_task(self.memories, self.progress)
 
     def _close_task(self) -> None:
-        """The steps that the method takes on its memory when a task ends; none, for most."""
+        """The updates that the method makes on its memory when a task ends; none, for most."""
         seed, step = rng.key(self.seed, "closing steps"), self.progress.step
-        for number, plan in enumerate(self.method.closing_steps(self.memories, self.progress, rng.generator(seed, step))):
+        planning = Planning(rng.generator(seed, step), self.augmentation, self.full_rate)
+        for number, plan in enumerate(self.chain.closing(self.progress, self.memories, planning)):
+            self._set_rates(plan)
             with rng.torch_seed(seed, "torch", step, number, device=self.device):
                 self.update(self.assemble(plan, self._nothing(), number, seed))
             self.outdate()
 
-    def _set_rates(self) -> None:
-        """The learning rates of this step."""
-        part = self.method.rate(self.progress)
+    def _set_rates(self, plan: Plan) -> None:
+        """The learning rates of an update."""
         for group, full in zip(self.optimizer.param_groups, self.full_rates, strict=True):
-            group["lr"] = part * full
+            group["lr"] = plan.rate * full
 
     def _nothing(self) -> StreamBatch:
         """A batch of the stream without images, for steps on the memory alone."""
@@ -188,7 +222,7 @@ class Engine:
         self.get_ready()
         while fit := self.unfinished_fit:
             self.step_fit(fit)
-        return self.method.eval_net if self.fit is None else self.fit.net
+        return self.predictor if self.fit is None else self.fit.net
 
     def outdate(self) -> None:
         """What was made for predictions is made anew when they are next asked for: the weights have changed since."""
@@ -200,7 +234,8 @@ class Engine:
             return
         self.check_finite()
         with torch.inference_mode(False), torch.no_grad():  # a fit's net must be trainable, wherever predictions are asked for
-            self.fit = self.method.before_eval(self.method.eval_net, self.memories, self.progress)
+            self.predictor = self.chain.eval_net(self.net)
+            self.fit = self.chain.before_eval(self.predictor, self.memories, self.progress)
         if self.fit is not None:
             scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
             self.fit.begin(rng.key(self.seed, "fit", self.progress.step), scaler)
@@ -220,7 +255,7 @@ class Engine:
         if fit.done:
             with torch.no_grad():
                 table = observations(out, batch) | table
-        return StepResult({row: value.detach() for row, value in table.items()}, len(batch), len(batch), len(batch))
+        return StepResult({row: value.detach() for row, value in table.items()}, len(batch), len(batch), len(batch), updates=1)
 
     def assemble_fit(self, fit: Fit) -> Batch:
         """The batch of a fit's next step: images of the memory alone."""
@@ -247,7 +282,7 @@ class Engine:
             "task_open": self.task_open,
             "images_seen": self.images_seen,
             "net": self.net.state_dict(),
-            "method": self.method.state_dict(),
+            "method": self.chain.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "memories": self.memories.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -259,7 +294,7 @@ class Engine:
         self.progress = Progress(at["step"], at["task"], at["first_of_task"], seen, current, at.get("marked", True))
         self.task_open, self.images_seen, self.ready_at = state["task_open"], state["images_seen"], -1
         self.net.load_state_dict(state["net"])
-        self.method.load_state_dict(state["method"])
+        self.chain.load_state_dict(state["method"])
         optim.restore(self.optimizer, state["optimizer"])
         self.memories.load_state_dict(state["memories"])
         self.scaler.load_state_dict(state["scaler"])

@@ -14,7 +14,7 @@ from gracecl.engine.engine import Engine
 from gracecl.engine.finite import check_scores
 from gracecl.errors import UserError
 from gracecl.functional import metrics
-from gracecl.methods.base import Method
+from gracecl.methods.base import Chain
 from gracecl.registry import nearest
 
 CALIBRATED = ("linear_last", "linear_mean", "linear_votes")
@@ -30,13 +30,13 @@ class Evaluation:
     nll: dict[str, float]
 
 
-def rule_scores(method: Method, out: Taps, columns: Tensor) -> dict[str, Tensor]:
+def rule_scores(learner: Chain, out: Taps, columns: Tensor) -> dict[str, Tensor]:
     """`{rule: [B, columns]}`: every family of scores by its last tap, by the mean over taps, and by each tap (numbered from 1).
 
     `linear_votes` is the mean over taps of the softmax among those columns, as a logarithm.
     """
     scores = {}
-    for family, of_all in method.rules(out).items():
+    for family, of_all in learner.rules(out).items():
         by_layer = of_all[..., columns]
         scores[f"{family}_last"], scores[f"{family}_mean"] = by_layer[-1], by_layer.mean(dim=0)
         if family == "linear":
@@ -46,17 +46,17 @@ def rule_scores(method: Method, out: Taps, columns: Tensor) -> dict[str, Tensor]
     return scores
 
 
-def seen_scores(method: Method, out: Taps, progress: Progress, rule: str) -> tuple[Tensor, Tensor]:
+def seen_scores(learner: Chain, out: Taps, progress: Progress, rule: str) -> tuple[Tensor, Tensor]:
     """Scores of the seen classes under one rule, and which class each column is: unseen classes are never predicted."""
     columns = torch.tensor(progress.seen, device=out.logits.device)
-    scores = scores_by(rule, method, out, columns)
+    scores = scores_by(rule, learner, out, columns)
     check_scores(scores, progress.step)
     return scores, columns
 
 
-def scores_by(rule: str, method: Method, out: Taps, columns: Tensor) -> Tensor:
+def scores_by(rule: str, learner: Chain, out: Taps, columns: Tensor) -> Tensor:
     """`[B, columns]` under one rule; it depends on no value, so that a program can be exported of it."""
-    scores = rule_scores(method, out, columns)
+    scores = rule_scores(learner, out, columns)
     if rule not in scores:
         raise UserError(f"unknown rule '{rule}'{nearest(rule, scores)} (this learner has: {', '.join(scores)})")
     return scores[rule]
@@ -71,7 +71,7 @@ def evaluate(engine: Engine, images: Tensor, labels: Ints, tasks: Ints) -> Evalu
     guesses: dict[str, list[Tensor]] = {}
     chances: dict[str, list[Tensor]] = {}
     for _, out in net.sweep(images):
-        for rule, scores in rule_scores(engine.method, out, columns).items():
+        for rule, scores in rule_scores(engine.chain, out, columns).items():
             guesses.setdefault(rule, []).append(scores.argmax(dim=1))
             if rule in CALIBRATED:
                 chances.setdefault(rule, []).append(scores.softmax(dim=1))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gracecl import rng
-from gracecl.core import LossTable, Selection, total
+from gracecl.core import LossTable, Plan, Selection, total
 from gracecl.engine.finite import REMEDY, Norms, check_scale
 from gracecl.engine.update import descend
 from gracecl.errors import UserError
@@ -64,11 +64,11 @@ class Fit:
         epochs, batches = divmod(self.at, self.per_epoch)
         return epochs * self.images + batches * self.batch
 
-    def plan(self) -> dict[str, Selection]:
+    def plan(self) -> Plan:
         """The memory slots of the next batch; the last batch of an epoch may be smaller."""
         epoch, batch = divmod(self.at, self.per_epoch)
         order = rng.generator(self.seed, "shuffle", epoch).permutation(self.images)
-        return {"all": Selection(slots=order[batch * self.batch : (batch + 1) * self.batch])}
+        return Plan({"all": Selection(slots=order[batch * self.batch : (batch + 1) * self.batch])})
 
     def step(self, table: LossTable) -> None:
         """One step of the optimizer on the losses of a batch, at the epoch's learning rate."""
@@ -76,14 +76,7 @@ class Fit:
         for group, full in zip(self.optimizer.param_groups, self._full_rates, strict=True):
             group["lr"] = part * full
         params = list(self.net.parameters())
-        objective = total(table)
-        descend(
-            params,
-            self.optimizer,
-            self.scaler,
-            lambda scale: objective.backward(scale),  # type: ignore[no-untyped-call]
-            lambda: self._clip(params),
-        )
+        descend(params, self.optimizer, self.scaler, total(table), lambda: self._clip(params))
         if self.at % self.norms.every == 0:
             check_scale(self.scaler, self.at)
         self.at += 1

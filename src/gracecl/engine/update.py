@@ -14,7 +14,7 @@ from gracecl.core import Batch, LossTable, Taps, is_loss, is_penalty, total
 from gracecl.engine.finite import REMEDY, Norms, check_losses, check_scale
 from gracecl.errors import UserError
 from gracecl.functional.losses import entropy
-from gracecl.methods.base import Method
+from gracecl.methods.base import Chain
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry.options import Precision
 
@@ -24,18 +24,18 @@ OBSERVE_EVERY = 10
 
 
 class Update:
-    """What a method, its net and its optimizer do with a batch. Calling it makes one optimizer step."""
+    """What a learner, its net and its optimizer do with a batch. Calling it makes one optimizer step."""
 
     def __init__(
         self,
-        method: Method,
+        chain: Chain,
         net: TappedNet,
         params: list[torch.nn.Parameter],
         optimizer: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler,
         precision: Precision,
     ) -> None:
-        self.method, self.net, self.params = method, net, params
+        self.chain, self.net, self.params = chain, net, params
         self.optimizer, self.scaler, self.precision = optimizer, scaler, precision
         self.device = net.classifier.weight.device
         self.norms = Norms(self.device, self._not_finite)
@@ -43,31 +43,30 @@ class Update:
         """of the norm: the second is fastest on a CPU, where one that overflows can be looked into at once"""
         self.in_hand: Batch | None = None
 
-    def __call__(self, batch: Batch) -> tuple[LossTable, dict[str, Tensor]]:
-        """The table without gradients, and what to store beside the images of the stream's batch."""
+    def __call__(self, batch: Batch) -> LossTable:
+        """Returns the table without gradients."""
         self.prepare(batch)
         out, table = self.losses(batch, self.forward)
         data, penalties = split(table)
 
         def after_backward() -> None:
             self.net.meter.count(backward=len(batch))
-            self.method.after_backward(batch)
+            self.chain.after_backward(batch)
             if penalties:
                 total(penalties).backward()  # type: ignore[no-untyped-call]
             if not self.scaler.is_enabled():  # which leaves out a step whose gradients are not finite
                 self.norms.note(batch.progress.step, torch.stack(torch._foreach_norm(gradients(self.params), self.order)))
 
         self.in_hand = batch
-        descend(self.params, self.optimizer, self.scaler, lambda scale: self.method.backward(data, scale), after_backward)
+        descend(self.params, self.optimizer, self.scaler, total(data), after_backward)
         self.in_hand = None
         if batch.progress.step % self.norms.every == 0:
             check_scale(self.scaler, batch.progress.step)
         with torch.no_grad():
-            self.method.after_step(out, batch)
-            attributes = self.method.attributes(out, batch)
+            self.chain.after_step(out, batch)
             if batch.progress.step % OBSERVE_EVERY == 0:
                 table = observations(out, batch) | table
-        return {term: value.detach() for term, value in table.items()}, attributes
+        return {term: value.detach() for term, value in table.items()}
 
     def _not_finite(self, step: int, position: int, norm: float) -> UserError | None:
         """Which weight, and while its batch is in hand, which term of which layer."""
@@ -92,19 +91,18 @@ class Update:
         return ""
 
     def prepare(self, batch: Batch) -> None:
-        """The method's changes to the images, then what its teachers say of them."""
+        """The method's changes to the images, and what its teachers say of them."""
         with torch.no_grad():
-            self.method.prepare(batch)
-            batch.targets |= self.method.targets(batch)
+            self.chain.prepare(batch)
 
     def forward(self, batch: Batch) -> Taps:
-        """One pass of the net for each group of blocks that the method asks for."""
+        """One pass of the net for each group of blocks that the plan asks for."""
         self.net.meter.count(forward=len(batch))
-        groups = self.method.forwards(list(batch.blocks))
-        if len(groups) == 1:
+        groups = [group for group in batch.plan.forwards or () if group[0] in batch.blocks]
+        if len(groups) <= 1:
             return self.net(batch.x)  # type: ignore[no-any-return]
         if [block for group in groups for block in group] != list(batch.blocks):
-            raise UserError(f"{self.method!r}: forwards() must name every block once and in order, not {groups}")
+            raise UserError(f"{self.chain!r}: the forwards of a plan must name every block once and in order, not {groups}")
         spans = [slice(batch.blocks[group[0]].rows.start, batch.blocks[group[-1]].rows.stop) for group in groups]
         return Taps.join([self.net(batch.x[span]) for span in spans])
 
@@ -112,7 +110,12 @@ class Update:
         """What a net says of the batch, and the method's losses of that, in the run's precision."""
         with self.autocast():
             out = forward(batch)
-            return out, self.method.losses(out, batch)
+            if batch.plan.shared_out is None:
+                return out, self.chain.losses(out, batch)
+            try:
+                return out, self.chain.losses(out, batch)
+            except (RuntimeError, IndexError) as error:
+                raise UserError(f"{batch.plan.shared_out} ({error})") from error
 
     def autocast(self) -> AbstractContextManager[Any]:
         if self.precision == "fp32" and not torch.is_autocast_enabled(self.device.type):  # of the program around the learner
@@ -124,14 +127,14 @@ def descend(
     params: list[torch.nn.Parameter],
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
-    backward: Callable[[Tensor | None], None],
+    objective: Tensor,
     after_backward: Callable[[], None],
 ) -> None:
-    """One optimizer step. `backward` fills the gradients, given the scale of half precision; `after_backward` may change them."""
+    """One optimizer step on an objective, at the scale of half precision; `after_backward` may change the gradients."""
     for parameter in params:  # as zero_grad() does, without its bookkeeping, which a small step notices
         parameter.grad = None
     scale = scaler.scale(torch.ones((), device=params[0].device)) if scaler.is_enabled() else None
-    backward(scale)
+    objective.backward(scale)  # type: ignore[no-untyped-call]
     scaler.unscale_(optimizer)
     after_backward()
     scaler.step(optimizer)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from gracecl.core import Ints
 from gracecl.errors import UserError
 from gracecl.memory.reservoir import Memory
 
@@ -20,6 +23,8 @@ class Memories:
         self._shape, self._device = shape, device
         self.beyond_budget = 0
         """slots of scratch stores; a run notes them in its config.json"""
+        self.test_images: Callable[[tuple[int, ...]], tuple[Tensor, Ints, Ints]] | None = None
+        """the test images of some classes, their labels and tasks, where a stream is learned from: for diagnosis alone"""
 
     def __repr__(self) -> str:
         return f"Memories({', '.join(f'{name}: {len(store)} of {store.capacity} images' for name, store in self.stores.items())})"

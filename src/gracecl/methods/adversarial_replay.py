@@ -27,7 +27,7 @@ is reported for CIFAR-100 (the program's for CIFAR-10 are 0.5 and 0.1, by the me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -37,11 +37,10 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
-from gracecl.functional.augment import View
+from gracecl.core import Batch, LossTable, Plan, Planning, Selection, StreamBatch, Taps, apart
 from gracecl.functional.losses import cross_entropy, mixed_cross_entropy
 from gracecl.memory import Memories
-from gracecl.methods.base import Method, SeparateForwards
+from gracecl.methods.base import Method
 from gracecl.nets.scoring import Weights, gradient, rate_ahead, scoring, step_ahead
 from gracecl.registry import methods
 from gracecl.registry.spec import AtLeast, Within
@@ -49,7 +48,7 @@ from gracecl.registry.spec import AtLeast, Within
 
 @methods.register("adversarial_replay")
 @dataclass(eq=False, repr=False)
-class AdversarialReplay(SeparateForwards, Method):
+class AdversarialReplay(Method):
     """Retrospective adversarial replay: stored images pushed towards their nearest new ones are replayed beside the originals."""
 
     n_recall: Annotated[int, AtLeast(0)] = 64
@@ -73,15 +72,14 @@ class AdversarialReplay(SeparateForwards, Method):
     virtual_lr: float | None = None
     """rate of the step that is looked ahead; None is the optimizer's for SGD, 0.1 for others, whose rates mean something else"""
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+    def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
         stream, slots = np.arange(len(new)), memories.replay.draw(self.n_recall, planning.rng, except_labels=new.labels.tolist())
-        if len(slots) == 0:
-            return {"new": Selection(stream)}
-        attacked = {"adversarial": Selection(slots=slots)} if self.beta else {}
-        return {"new": Selection(stream), "replay": Selection(slots=slots), **attacked}
-
-    def views(self, block: str, augment: View) -> Sequence[View]:
-        return ((),) if block == "adversarial" else (augment,)  # the attacked images take the place of the former
+        blocks = {"new": Selection(stream)}
+        if len(slots):
+            blocks["replay"] = Selection(slots=slots)
+            if self.beta:
+                blocks["adversarial"] = Selection(slots=slots, views=((),))  # attacked images take the place of these
+        yield Plan(blocks, forwards=apart(blocks))
 
     def prepare(self, batch: Batch) -> None:
         if "adversarial" not in batch.blocks:

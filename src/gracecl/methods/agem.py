@@ -7,10 +7,10 @@
         step along g
         memory <- reservoir(memory, B_n)
 
-The memory is not trained on; it only vetoes the part of a step that would raise its loss. Its loss is therefore not a term of the
-objective but stands beside it, the row `aside/reference`: wrappers leave it as it is (under GRACE the stream's cross-entropy is
-weighted and its entropy added, while the reference stays the memory's plain loss, summed over the layers), and penalties of other
-methods are added after the projection, as the optimizer's own weight decay and momentum are.
+The memory is not trained on; it only vetoes the part of a step that would raise its loss. Its loss is therefore no term of the
+objective, and wrappers leave it as it is: under GRACE the stream's cross-entropy is weighted and its entropy added, while the
+reference stays the memory's plain loss in full precision, summed over the layers. Penalties of other methods are added after the
+projection, as the optimizer's own weight decay and momentum are.
 
 Differences from the paper: the softmax spans all classes (the paper's is restricted to each image's own task); memory is a
 reservoir of everything seen (the paper's has a fixed number of slots per class); images of the current task may be in the
@@ -21,6 +21,7 @@ by it); 64 images make the reference (the program: 256); images are seen through
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -28,22 +29,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
+from gracecl.core import Batch, LossTable, Plan, Planning, Selection, StreamBatch, Taps
 from gracecl.functional.losses import cross_entropy
 from gracecl.memory import Memories
-from gracecl.methods.base import Boundaries, Method, SeparateForwards
+from gracecl.methods.base import Method, Traits
 from gracecl.nets.flat import FlatParameters
+from gracecl.nets.scoring import gradient
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 from gracecl.registry.spec import AtLeast
 
 SMALLEST_SQUARE = 1e-12
-REFERENCE = "aside/reference"
 
 
 @methods.register("agem")
 @dataclass(eq=False, repr=False)
-class AGEM(SeparateForwards, Method):
+class AGEM(Method):
     """A-GEM: steps on the stream, without what would raise the loss of images drawn from memory."""
 
     n_reference: Annotated[int, AtLeast(0)] = 64
@@ -54,40 +55,38 @@ class AGEM(SeparateForwards, Method):
     """train on the memory as well, by adding its gradient after the projection (A-GEM++)"""
 
     @property
-    def boundaries(self) -> Boundaries:  # type: ignore[override]
-        return "required" if self.exclude_current_task else "unused"
+    def traits(self) -> Traits:  # type: ignore[override]
+        return Traits(boundaries="required" if self.exclude_current_task else "unused")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
         self.weights = FlatParameters(net, memories.replay.images.shape[1:])
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
-        stream = np.arange(len(new))
+    def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
         barred = new.progress.task if self.exclude_current_task else None
         slots = memories.replay.draw(self.n_reference, planning.rng, except_task=barred)
-        reference = {"reference": Selection(stream[:0], slots)} if len(slots) else {}
-        return {"new": Selection(stream), **reference}
+        reference = {"reference": Selection(slots=slots)} if len(slots) else {}
+        yield Plan({"new": Selection(np.arange(len(new)))} | reference)
 
     def prepare(self, batch: Batch) -> None:
-        batch.supervised = batch.rows("new")  # the only rows that are trained on
+        if "reference" in batch.blocks:
+            batch.targets["agem/images"], batch.targets["agem/labels"] = batch.take_out("reference")
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
-        names = {"new": "ce/new", "reference": REFERENCE}
-        return {names[block]: cross_entropy(out[where.rows].logits, batch.y[where.rows]) for block, where in batch.blocks.items()}
+        return {"ce/new": cross_entropy(out.logits, batch.y)}
 
-    def backward(self, table: LossTable, scale: Tensor | None = None) -> None:
-        """The stream's gradient, projected. Loss scaling multiplies both gradients and so leaves the projection alone."""
-        if REFERENCE not in table:
-            return super().backward(table, scale)
-        weights = self.weights
-        # The graph is kept: what wrappers make of the table, or one forward for both blocks, may go back through it once more.
-        found = torch.autograd.grad(
-            table[REFERENCE].sum(), weights.parameters, scale, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
-        reference = weights.gather(dict(zip(weights.parameters, found, strict=True)).__getitem__)
-        super().backward(table, scale)
-        allowed = project(weights.gradient(), reference)
-        weights.set_gradient(allowed + reference if self.add_reference else allowed)
+    def after_backward(self, batch: Batch) -> None:
+        """Projects the stream's gradient."""
+        if "agem/images" in batch.targets:
+            reference = self.reference(batch.targets["agem/images"], batch.targets["agem/labels"])
+            allowed = project(self.weights.gradient(), reference)
+            self.weights.set_gradient(allowed + reference if self.add_reference else allowed)
+
+    def reference(self, images: Tensor, labels: Tensor) -> Tensor:
+        """`[P]`: the gradient of their loss. The pass moves BatchNorm's statistics, as every pass in training does."""
+        found = gradient(self.net, images, labels, "train")
+        of = {parameter: found.get(name, torch.zeros_like(parameter)) for name, parameter in self.net.named_parameters()}
+        return self.weights.gather(of.__getitem__)
 
 
 def project(g: Tensor, reference: Tensor) -> Tensor:

@@ -30,7 +30,6 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from gracecl.core import Ints, Planning, Selection, StreamBatch
 from gracecl.memory import Memories
@@ -86,14 +85,15 @@ class ASER(ER):
         n_c = max(FEWEST_PER_CLASS, math.ceil(2 * self.n_recall / classes))
         return n_c if capacity is None else min(n_c, max(1, 3 * capacity // (4 * classes)))
 
-    def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
+    def after_batch(self, memories: Memories, new: StreamBatch) -> None:
         if self.update == "reservoir":
-            return super().store(memories, new, rng, attributes)
-        memory = memories.replay
+            super().after_batch(memories, new)
+            return
+        memory, rng = memories.replay, new.rng("store")
         memory.offered += len(new)
         rows = np.arange(len(new))
         free = memory.capacity - len(memory)
-        memory.put(len(memory) + rows[:free], new.x, rows[:free], new.labels, new.progress.task, attributes)
+        memory.put(len(memory) + rows[:free], new.x, rows[:free], new.labels, new.progress.task, new.kept)
         if memory.capacity == 0 or len(rows) <= free:
             return
         rest, classes = rows[free:], self.net.classes if self.known_classes else len(new.progress.seen)
@@ -103,7 +103,7 @@ class ASER(ER):
         candidates = rng.permutation(others)[: int(n_c * classes)]
         minority = is_minority(new.labels[rest], memory.labels, rng.uniform(0, 1 / classes))
         incoming, leaving = self.exchange(memories, new, rest, judges, minority, candidates)
-        memory.put(candidates[leaving], new.x, rest[incoming], new.labels, new.progress.task, attributes)
+        memory.put(candidates[leaving], new.x, rest[incoming], new.labels, new.progress.task, new.kept)
 
     def exchange(
         self, memories: Memories, new: StreamBatch, rest: Ints, judges: Ints, minority: Ints, candidates: Ints

@@ -1,27 +1,28 @@
-"""A method is a learner written as hooks; a wrapper is a method around a method; `a + b` adds b's losses to a's.
+"""A method is a part of a learner, written as hooks; a learner is a flat chain of parts.
 
-Every hook has a default except `losses`. The engine calls them in this order for each batch of the stream::
+`grace(er() + ewc())` is the chain er, ewc, grace (`Chain`): the learner that draws the images, what adds losses to it, what stands
+around both. A hook either notifies (every part that defines it is called, in this order) or passes a value from part to part. Every
+hook has a default except the learner's `losses`. The engine calls them in this order for each batch of the stream::
 
-    [closing_steps, end_task, begin_task]  →  rate, plan  →  views, forwards  →  prepare, targets  →  losses
-        →  backward, after_backward  →  after_step  →  attributes  →  store  →  observe
+    [closing, end_task, begin_task]  →  plans  →  prepare  →  losses, adjust  →  after_backward  →  after_step  →  after_batch
 
-and `before_eval`, `rules` when somebody asks for predictions.
+and `eval_net`, `before_eval`, `rules` when somebody asks for predictions.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps, total
+from gracecl.core import Batch, LossTable, Plan, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
-from gracecl.functional.augment import View
+from gracecl.methods.state import restored, saved
 from gracecl.registry import methods, spec
 
 if TYPE_CHECKING:
@@ -32,27 +33,40 @@ if TYPE_CHECKING:
 
 Boundaries = Literal["unused", "used", "required"]
 Trains = Literal["stream", "evaluation", "never"]
-V = TypeVar("V")
 STRENGTH: tuple[Boundaries, ...] = ("unused", "used", "required")
+TaskValues = dict[str, list[float]]
+V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What the engine must know of a part before it runs."""
+
+    boundaries: Boundaries = "unused"
+    """whether task marks are needed: a method that requires them is refused on a stream without"""
+    interval: str | None = None
+    """name of the interval option used when the stream has no task marks: `end_task` is then called every so many steps"""
+    all_taps: bool = False
+    """whether `taps = auto` should give it all tapped layers instead of the last alone"""
+    trains: Trains = "stream"
+    """when it makes training steps: on the stream; before an evaluation alone, in a fit on a net of its own; or never, where
+    nothing is trained by gradients and a wrapper has nothing to act on"""
+    attention: bool = False
+    """whether it works on transformers alone"""
+    moves_weights: bool = False
+    """whether its `after_step` changes weights, so that it comes before those that follow the weights"""
+    order: Callable[[Stream], Stream] | None = None
+    """the order in which a bound sees the stream's images; None is the stream's own"""
 
 
 @dataclass(eq=False, repr=False)
 class Method:
-    """What a learner does at each point of a step. Fields are its hyperparameters."""
+    """What a part of a learner does at each point of a step. Fields are its hyperparameters."""
 
-    boundaries: ClassVar[Boundaries] = "unused"
-    """whether task marks are needed: a method that requires them is refused on a stream without"""
-    wants_taps: ClassVar[bool] = False
-    """whether `taps = auto` should give it all tapped layers instead of the last alone"""
-    repeats: ClassVar[int] = 1
-    """optimizer steps per stream batch; each plans anew, the batch is stored once"""
-    trains: ClassVar[Trains] = "stream"
-    """when it makes training steps: on the stream; before an evaluation alone, in a fit on a net of its own; or never, where
-    nothing is trained by gradients and a wrapper has nothing to act on"""
-    needs_attention: ClassVar[bool] = False
-    """whether it works on transformers alone"""
-    clock: ClassVar[str | None] = None
-    """the option that says every how many steps it does without task marks what it does at them"""
+    traits: ClassVar[Traits] = Traits()
+    """a property where options decide"""
+    state: ClassVar[tuple[str, ...]] = ()
+    """attributes that a checkpoint must hold beyond the net, the optimizer and the memories, in addition to those of the parents"""
 
     def __post_init__(self) -> None:
         spec.check_fields(self, self.name)
@@ -71,11 +85,17 @@ class Method:
         """A learner: itself, unless it is only an addition to one."""
         return self
 
-    # Once, before the optimizer is built.
+    @property
+    def parts(self) -> tuple[Method, ...]:
+        """The parts of the learner that the expression means, from the innermost to the outermost."""
+        return (self,)
 
-    def stream(self, stream: Stream) -> Stream:
-        """The stream it learns from, before the first step: the one given, unless the method is a bound that sees everything."""
-        return stream
+    @cached_property
+    def chain(self) -> Chain:
+        """The learner that the expression means."""
+        return Chain(self)
+
+    # Once, before the optimizer is built.
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         """Remembers the net; may add modules to it (`net.extra`) and reserve second stores out of the memory."""
@@ -85,106 +105,235 @@ class Method:
         """Its own optimizer, or None for the run's."""
         return None
 
-    def rate(self, progress: Progress) -> float:
-        """The part of the optimizer's learning rate that steps at this point of the stream use."""
-        return 1.0
-
     # At task marks, on streams that have them.
 
     def begin_task(self, progress: Progress) -> None:
         """Before the first step of a task."""
 
-    def closing_steps(self, memories: Memories, progress: Progress, rng: np.random.Generator) -> Iterable[dict[str, Selection]]:
-        """Plans of further optimizer steps, on memory alone, when a task ends and before `end_task`."""
-        return ()
+    def closing(self, progress: Progress, memories: Memories, planning: Planning) -> Iterator[Plan]:
+        """Plans of further updates, on memory alone, when a task ends and before `end_task`."""
+        return iter(())
 
-    def end_task(self, memories: Memories, progress: Progress) -> None:
-        """After the last step of a task and before its evaluation."""
+    def end_task(self, memories: Memories, progress: Progress) -> TaskValues | None:
+        """After the last step of a task and before its evaluation; returns per-layer values to record.
+
+        On a stream without task marks it is called every so many steps, if `traits.interval` names the option that says how many.
+        """
+        return None
 
     # One step.
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
-        """Which images make up the step, by block. An empty plan means no update; the batch is stored all the same."""
-        return {"all": Selection(np.arange(len(new)))}
-
-    def views(self, block: str, augment: View) -> Sequence[View]:
-        """The views of each image of a block; `augment` is the run's augmentation."""
-        return (augment,)
-
-    def forwards(self, blocks: list[str]) -> list[list[str]]:
-        """Which blocks share a forward pass, hence a BatchNorm batch. All of them, unless the paper says otherwise."""
-        return [blocks]
+    def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
+        """The updates that a batch of the stream leads to, each planned when the one before it is done."""
+        yield Plan({"all": Selection(np.arange(len(new)))})
 
     def prepare(self, batch: Batch) -> None:
-        """May change the step's images before anything looks at them (mixed, attacked), or which rows are supervised."""
-
-    def targets(self, batch: Batch) -> dict[str, Tensor]:
-        """What teachers say, computed once without gradient and kept in `batch.targets`."""
-        return {}
+        """Before each forward pass, without gradients: may change the images (mixed, attacked) or which rows are supervised, and
+        puts what teachers say of them into `batch.targets`."""
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
-        """The terms of the objective, `{role/part: [L]}`. Pure: calling it twice gives the same table."""
+        """The terms that this part adds to the objective, `{role/part: [L]}`. Pure: calling it twice gives the same table."""
         raise NotImplementedError(f"{type(self).__name__} must say what its losses are")
 
-    def backward(self, table: LossTable, scale: Tensor | None = None) -> None:
-        """Fills `.grad`. `scale` is the loss scaling of half precision, None where there is none."""
-        total(table).backward(scale)  # type: ignore[no-untyped-call]
+    def adjust(self, table: LossTable, out: Taps, batch: Batch) -> LossTable:
+        """The table of the parts inside, reweighted or rewritten. Pure, as `losses`."""
+        return table
 
     def after_backward(self, batch: Batch) -> None:
-        """Sees (and may change) the gradients of the data terms; those of `penalty/…` rows are added after it."""
+        """Sees (and may change) the gradients of the data terms; those of `penalty/…` terms are added after it."""
 
     def after_step(self, out: Taps, batch: Batch) -> None:
-        """Once per optimizer step."""
+        """Once per optimizer step; `batch.keep(...)` stores values beside the new images."""
 
-    def attributes(self, out: Taps, batch: Batch) -> dict[str, Tensor]:
-        """What to store beside each image of the incoming batch, in its order."""
-        return {}
+    def after_batch(self, memories: Memories, new: StreamBatch) -> StreamBatch | None:
+        """Once per batch of the stream, after its updates, the outermost part first: what the memory keeps, statistics.
 
-    def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
-        """Once per stream batch, after the update. The default is the exact reservoir."""
-        memories.replay.add(rng, new.x, new.labels, new.progress.task, **attributes)
-
-    def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
-        """Every batch of the stream once, after it was stored: for whoever keeps statistics, also beside another learner."""
+        A part that takes images for itself returns the others, which is all that the parts inside see. The learner's default is
+        the exact reservoir.
+        """
+        memories.replay.add(new.rng("store"), new.x, new.labels, new.progress.task, **new.kept)
+        return None
 
     # Inference.
 
     @property
     def rule(self) -> str:
-        """The headline among the rules: a family, then `_last`, `_mean` or the number of a tap."""
+        """The headline among the learner's rules: a family, then `_last`, `_mean` or the number of a tap."""
         return "linear_last"
 
-    @property
-    def eval_net(self) -> TappedNet:
-        return self.net
+    def eval_net(self, net: TappedNet) -> TappedNet:
+        """The net that predicts, given that of the parts inside."""
+        return net
 
     def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> Fit | None:
-        """Whatever inference needs that training does not; at most once per step, and it leaves training untouched.
+        """Whatever the learner's rules need that training does not, made with the net that predicts; it leaves training untouched.
 
         What takes many steps is returned as a fit: predictions are then those of the fit's net, once it is done.
         """
         return None
 
     def rules(self, out: Taps) -> dict[str, Tensor]:
-        """`{family: scores [L, B, C]}`; higher is better. Unseen classes are ruled out by the caller."""
+        """The learner's `{family: scores [L, B, C]}`; higher is better. Unseen classes are ruled out by the caller."""
         return {"linear": out.logits}
 
-    # What a checkpoint must hold beyond the net, the optimizer and the memories.
+    # Checkpoints: follows from `state`.
+
+    @classmethod
+    def stated(cls) -> list[str]:
+        """The attributes that a checkpoint holds, those that parents declare first."""
+        return list(dict.fromkeys(name for kind in reversed(cls.__mro__) for name in vars(kind).get("state", ())))
 
     def state_dict(self) -> dict[str, Any]:
-        return {}
+        return {name: saved(getattr(self, name)) for name in self.stated()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` gave."""
+        for name in self.stated():
+            setattr(self, name, restored(getattr(self, name), state[name], self.net.classifier.weight.device))
 
-    def task_values(self) -> dict[str, list[float]]:
-        """Per-layer values fixed for a task, recorded at its end."""
-        return {}
+
+OF_A_LEARNER = ("closing", "plans", "optimizer", "adjust", "eval_net", "before_eval", "rules", "rule")
+"""hooks that an addition cannot define"""
+
+
+class Chain:
+    """A learner: its parts from the innermost to the outermost, and what each hook does with them.
+
+    Which parts define a hook is found once, so that a hook costs a step no more than the parts that have something to do.
+    """
+
+    def __init__(self, method: Method) -> None:
+        self.method, self.parts = method, method.parts
+        self.learner, self.traits = self.parts[0], combined([part.traits for part in self.parts])
+        self._beginning, self._ending = self.defining("begin_task"), self.defining("end_task")
+        self._preparing, self._following = self.defining("prepare"), self.defining("after_backward")
+        self._stepping = sorted(self.defining("after_step"), key=lambda part: not part.traits.moves_weights)
+        self._batching = [part for part in reversed(self.parts) if part is self.learner or defines(part, "after_batch")]
+        adding = [part for part in self.parts if part is self.learner or defines(part, "losses")]
+        # Gradients are summed in the order in which terms are made, so that order is part of a result: wrappers make theirs first.
+        self._adding = sorted(adding, key=lambda part: -self.parts.index(part) if isinstance(part, Wrapper) else 1)
+        self._tabled = [(part, part in adding, defines(part, "adjust")) for part in self.parts]
+        self._tabled = [(part, adds, adjusts) for part, adds, adjusts in self._tabled if adds or adjusts]
+        self._looking = self.defining("eval_net")
+        self._planning, self._closing = (([*self.defining(hook)] or [self.learner])[-1] for hook in ("plans", "closing"))
+        self._ticking = [(part, getattr(part, part.traits.interval)) for part in self.parts if part.traits.interval is not None]
+
+    def __repr__(self) -> str:
+        return repr(self.method)
+
+    def defining(self, hook: str) -> list[Method]:
+        """The parts that define a hook, from the innermost to the outermost."""
+        return [part for part in self.parts if defines(part, hook)]
+
+    def attach(self, net: TappedNet, memories: Memories) -> None:
+        for part in self.parts:
+            part.attach(net, memories)
+
+    def optimizer(self, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
+        return self.learner.optimizer(params)
+
+    def begin_task(self, progress: Progress) -> None:
+        for part in self._beginning:
+            part.begin_task(progress)
+
+    def end_task(self, memories: Memories, progress: Progress) -> TaskValues:
+        values: TaskValues = {}
+        for part in self._ending:
+            values = self._joined("task value", values, part.end_task(memories, progress) or {})
+        return values
+
+    def tick(self, memories: Memories, progress: Progress) -> None:
+        """Ends a task, where the stream has no marks, for the parts whose interval is over."""
+        for part, every in self._ticking:
+            if progress.tick(every):
+                part.end_task(memories, progress)
+
+    def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
+        return self._planning.plans(new, memories, planning)
+
+    def closing(self, progress: Progress, memories: Memories, planning: Planning) -> Iterator[Plan]:
+        return self._closing.closing(progress, memories, planning)
+
+    def prepare(self, batch: Batch) -> None:
+        if len(self._preparing) == 1:
+            return self._preparing[0].prepare(batch)
+        made: dict[str, Tensor] = {}
+        for part in self._preparing:
+            before = dict(batch.targets)
+            part.prepare(batch)
+            own = {name: value for name, value in batch.targets.items() if before.get(name) is not value}
+            made = self._joined("target", made, own)
+
+    def losses(self, out: Taps, batch: Batch) -> LossTable:
+        made = {part: part.losses(out, batch) for part in self._adding}
+        table: LossTable = {}
+        for part, adds, adjusts in self._tabled:
+            if adds:
+                table = self._joined("loss row", table, made[part])
+            if adjusts:
+                table = part.adjust(table, out, batch)
+        return table
+
+    def _joined(self, kind: str, inner: dict[str, V], own: dict[str, V]) -> dict[str, V]:
+        """Merge what two parts made; refuse a key of both, where one value would silently replace the other."""
+        if both := inner.keys() & own.keys():
+            raise UserError(f"{self!r}: two of its parts define the {kind} '{min(both)}'; leave one of them out")
+        return inner | own
+
+    def after_backward(self, batch: Batch) -> None:
+        for part in self._following:
+            part.after_backward(batch)
+
+    def after_step(self, out: Taps, batch: Batch) -> None:
+        for part in self._stepping:
+            part.after_step(out, batch)
+
+    def after_batch(self, memories: Memories, new: StreamBatch) -> None:
+        for part in self._batching:
+            rest = part.after_batch(memories, new)
+            new = new if rest is None else rest
+
+    @property
+    def rule(self) -> str:
+        return self.learner.rule
+
+    def eval_net(self, net: TappedNet) -> TappedNet:
+        for part in self._looking:
+            net = part.eval_net(net)
+        return net
+
+    def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> Fit | None:
+        return self.learner.before_eval(net, memories, progress)
+
+    def rules(self, out: Taps) -> dict[str, Tensor]:
+        return self.learner.rules(out)
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        return [part.state_dict() for part in self.parts]
+
+    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
+        for part, own in zip(self.parts, state, strict=True):
+            part.load_state_dict(own)
+
+
+def defines(part: Method, hook: str) -> bool:
+    """Whether a part has a hook of its own, from its class or set on the part itself."""
+    return hook in vars(part) or getattr(type(part), hook) is not getattr(Method, hook)
+
+
+def combined(traits: list[Traits]) -> Traits:
+    """The traits of a whole learner; when it trains and in which order it sees images is for the innermost part to say."""
+    return Traits(
+        boundaries=max((of_part.boundaries for of_part in traits), key=STRENGTH.index),
+        all_taps=any(of_part.all_taps for of_part in traits),
+        trains=traits[0].trains,
+        attention=any(of_part.attention for of_part in traits),
+        order=traits[0].order,
+    )
 
 
 @dataclass(eq=False, repr=False)
 class Wrapper(Method):
-    """A method that holds a method and passes every hook on; a subclass overrides the hooks it changes."""
+    """A part written around a learner, as in `grace(er())`; it comes after the parts of that learner in the chain."""
 
     inner: Method
     """the method inside; text is read as an expression"""
@@ -195,117 +344,23 @@ class Wrapper(Method):
         if not isinstance(self.inner, Method):
             raise UserError(f"{self.name} wraps a method, such as {self.name}(er()), not {self.inner!r}")
         self.inner = self.inner.as_learner()
-        if self.inner.trains == "never":
+        if self.inside.traits.trains == "never":
             raise UserError(f"{self.name} acts on training steps, of which {self.inner!r} makes none; use {self.inner!r} alone")
         super().__post_init__()
 
     @property
-    def boundaries(self) -> Boundaries:  # type: ignore[override]
-        return max(type(self).own_boundaries, self.inner.boundaries, key=STRENGTH.index)
-
-    own_boundaries: ClassVar[Boundaries] = "unused"
-
-    @property
-    def wants_taps(self) -> bool:  # type: ignore[override]
-        return self.inner.wants_taps
+    def inside(self) -> Chain:
+        """The learner that it is around."""
+        return self.inner.chain
 
     @property
-    def needs_attention(self) -> bool:  # type: ignore[override]
-        return self.inner.needs_attention
-
-    @property
-    def repeats(self) -> int:  # type: ignore[override]
-        return self.inner.repeats
-
-    @property
-    def trains(self) -> Trains:  # type: ignore[override]
-        return self.inner.trains
-
-    @property
-    def rule(self) -> str:
-        return self.inner.rule
-
-    @property
-    def eval_net(self) -> TappedNet:
-        return self.inner.eval_net
-
-    def stream(self, stream: Stream) -> Stream:
-        return self.inner.stream(stream)
-
-    def attach(self, net: TappedNet, memories: Memories) -> None:
-        super().attach(net, memories)
-        self.inner.attach(net, memories)
-
-    def optimizer(self, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
-        return self.inner.optimizer(params)
-
-    def rate(self, progress: Progress) -> float:
-        return self.inner.rate(progress)
-
-    def begin_task(self, progress: Progress) -> None:
-        self.inner.begin_task(progress)
-
-    def closing_steps(self, memories: Memories, progress: Progress, rng: np.random.Generator) -> Iterable[dict[str, Selection]]:
-        return self.inner.closing_steps(memories, progress, rng)
-
-    def end_task(self, memories: Memories, progress: Progress) -> None:
-        self.inner.end_task(memories, progress)
-
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
-        return self.inner.plan(new, memories, planning)
-
-    def views(self, block: str, augment: View) -> Sequence[View]:
-        return self.inner.views(block, augment)
-
-    def forwards(self, blocks: list[str]) -> list[list[str]]:
-        return self.inner.forwards(blocks)
-
-    def prepare(self, batch: Batch) -> None:
-        self.inner.prepare(batch)
-
-    def targets(self, batch: Batch) -> dict[str, Tensor]:
-        return self.inner.targets(batch)
-
-    def losses(self, out: Taps, batch: Batch) -> LossTable:
-        return self.inner.losses(out, batch)
-
-    def backward(self, table: LossTable, scale: Tensor | None = None) -> None:
-        self.inner.backward(table, scale)
-
-    def after_backward(self, batch: Batch) -> None:
-        self.inner.after_backward(batch)
-
-    def after_step(self, out: Taps, batch: Batch) -> None:
-        self.inner.after_step(out, batch)
-
-    def attributes(self, out: Taps, batch: Batch) -> dict[str, Tensor]:
-        return self.inner.attributes(out, batch)
-
-    def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
-        self.inner.store(memories, new, rng, attributes)
-
-    def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
-        self.inner.observe(memories, new, rng)
-
-    def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> Fit | None:
-        return self.inner.before_eval(net, memories, progress)
-
-    def rules(self, out: Taps) -> dict[str, Tensor]:
-        return self.inner.rules(out)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"inner": self.inner.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.inner.load_state_dict(state["inner"])
-
-    def task_values(self) -> dict[str, list[float]]:
-        return self.inner.task_values()
+    def parts(self) -> tuple[Method, ...]:
+        return (*self.inner.parts, self)
 
 
 @dataclass(eq=False, repr=False)
 class Addition(Method):
-    """A method that adds losses to a learner's and has none of its own: `ewc()` alone means `sgd() + ewc()`."""
+    """A part that adds losses to a learner's and has none of its own: `ewc()` alone means `sgd() + ewc()`."""
 
     def as_learner(self) -> Method:
         learner: Method = spec.parse_method("sgd()")
@@ -313,10 +368,12 @@ class Addition(Method):
 
 
 @dataclass(eq=False, repr=False)
-class Sum(Wrapper):
-    """`learner + addition`: the left one is the learner; the right one adds its losses and observes."""
+class Sum(Method):
+    """The expression `learner + addition`: the parts of the left one, then the right one."""
 
-    right: Addition = None  # type: ignore[assignment]
+    inner: Method
+    """the learner"""
+    right: Addition
     """what adds its losses"""
 
     def __post_init__(self) -> None:
@@ -325,11 +382,13 @@ class Sum(Wrapper):
                 f"{self.right!r} cannot be added to {self.inner!r}: on the right of + stand additions such as ewc() or cpr(), "
                 "on the left the learner they are added to"
             )
-        for hook in vars(Wrapper).keys() & vars(Method).keys() - vars(Sum).keys():  # what is not passed on to the right
-            if getattr(type(self.right), hook) is not getattr(Addition, hook):
+        for hook in OF_A_LEARNER:
+            if defines(self.right, hook):
                 raise UserError(f"{self.right!r} is an addition and defines {hook}, which the learner on the left of + decides")
-        super().__post_init__()
-        if any(part.name == self.right.name for part in parts(self.inner)):  # now, as some rows begin with the second task
+        self.inner = self.inner.as_learner()
+        if self.inner.chain.traits.trains == "never":
+            raise UserError(f"sum acts on training steps, of which {self.inner!r} makes none; use {self.inner!r} alone")
+        if any(part.name == self.right.name for part in self.inner.parts):  # now, as some rows begin with the second task
             raise UserError(f"{self!r}: {self.right.name} is added twice, with rows of the same names; leave one of them out")
 
     @property
@@ -340,71 +399,5 @@ class Sum(Wrapper):
         return f"{self.inner!r} + {self.right!r}"
 
     @property
-    def boundaries(self) -> Boundaries:  # type: ignore[override]
-        return max(self.inner.boundaries, self.right.boundaries, key=STRENGTH.index)
-
-    @property
-    def wants_taps(self) -> bool:  # type: ignore[override]
-        return self.inner.wants_taps or self.right.wants_taps
-
-    def attach(self, net: TappedNet, memories: Memories) -> None:
-        super().attach(net, memories)
-        self.right.attach(net, memories)
-
-    def begin_task(self, progress: Progress) -> None:
-        super().begin_task(progress)
-        self.right.begin_task(progress)
-
-    def end_task(self, memories: Memories, progress: Progress) -> None:
-        super().end_task(memories, progress)
-        self.right.end_task(memories, progress)
-
-    def targets(self, batch: Batch) -> dict[str, Tensor]:
-        return joined(self, "target", super().targets(batch), self.right.targets(batch))
-
-    def losses(self, out: Taps, batch: Batch) -> LossTable:
-        return joined(self, "loss row", super().losses(out, batch), self.right.losses(out, batch))
-
-    def after_backward(self, batch: Batch) -> None:
-        super().after_backward(batch)
-        self.right.after_backward(batch)
-
-    def after_step(self, out: Taps, batch: Batch) -> None:
-        super().after_step(out, batch)
-        self.right.after_step(out, batch)
-
-    def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
-        super().observe(memories, new, rng)
-        self.right.observe(memories, new, rng)
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"right": self.right.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.right.load_state_dict(state["right"])
-
-    def task_values(self) -> dict[str, list[float]]:
-        return joined(self, "task value", super().task_values(), self.right.task_values())
-
-
-def joined(method: Method, kind: str, inner: dict[str, V], own: dict[str, V]) -> dict[str, V]:
-    """Merge what two parts of a method return; refuse a key of both, where one value would silently replace the other."""
-    if both := inner.keys() & own.keys():
-        raise UserError(f"{method!r}: two of its parts define the {kind} '{min(both)}'; leave one of them out")
-    return inner | own
-
-
-class SeparateForwards:
-    """Stands before `Method`: each block has a forward pass of its own, unless the option `joint_forward` joins them."""
-
-    joint_forward: bool = False
-
-    def forwards(self, blocks: list[str]) -> list[list[str]]:
-        return [blocks] if self.joint_forward else [[block] for block in blocks]
-
-
-def parts(method: Method) -> list[Method]:
-    """The method and every method inside it."""
-    inside = [getattr(method, field.name) for field in dataclasses.fields(method)]
-    return [method, *(part for value in inside if isinstance(value, Method) for part in parts(value))]
+    def parts(self) -> tuple[Method, ...]:
+        return (*self.inner.parts, self.right)

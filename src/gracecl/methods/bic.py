@@ -28,17 +28,17 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, Ints, LossTable, Planning, Progress, Selection, StreamBatch, Taps
+from gracecl.core import Batch, LossTable, Plan, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.functional.losses import classes_among, cross_entropy, distillation
 from gracecl.memory import Memories
 from gracecl.memory.held_out import HeldOut
-from gracecl.methods.base import Boundaries
+from gracecl.methods.base import TaskValues, Traits
 from gracecl.methods.replay import Replay
 from gracecl.nets.correction import Correction, fit_correction
 from gracecl.nets.tapped import TappedNet
@@ -61,7 +61,8 @@ class BiC(Replay):
     shift_penalty: Annotated[float, AtLeast(0)] = 0.05
     """what b² is multiplied by in the fit"""
 
-    boundaries: ClassVar[Boundaries] = "required"
+    traits = Traits(boundaries="required")
+    state = ("teacher", "old", "correction", "of_teacher")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
@@ -71,20 +72,21 @@ class BiC(Replay):
         self.old: tuple[int, ...] = ()
         """the classes that the teacher knows"""
         self.correction = self.of_teacher = Correction.none(net.layers, net.classes, self.device)
-        self.aside: Ints = np.empty(0, np.int64)
-        """sources of the images of this step's batch that are kept from training"""
 
     def begin_task(self, progress: Progress) -> None:
         self.correction = Correction.none(self.net.layers, self.net.classes, self.device)
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> Plan:
         aside = self.validation.rows(new)
-        self.aside = new.sources[aside]
+        new.found["bic/aside"] = new.sources[aside]
         stream = np.delete(np.arange(len(new)), aside)
-        return {"all": Selection(stream, memories.replay.draw(self.recalled(new), planning.rng))} if len(stream) else {}
+        if len(stream) == 0:
+            return Plan({})
+        return Plan({"all": Selection(stream, memories.replay.draw(self.recalled(new), planning.rng))})
 
-    def targets(self, batch: Batch) -> dict[str, Tensor]:
-        return {"bic": self.of_teacher(self.teacher(batch.x).logits)} if self.teacher else {}
+    def prepare(self, batch: Batch) -> None:
+        if self.teacher:
+            batch.targets["bic"] = self.of_teacher(self.teacher(batch.x).logits)
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         on_labels = cross_entropy(out.logits, batch.y, batch.seen)
@@ -96,17 +98,18 @@ class BiC(Replay):
         past = len(self.old) / len(batch.progress.seen)
         return {"ce/all": (1 - past) * on_labels, "kd/old": past * on_teacher}
 
-    def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
-        held = np.isin(new.sources, self.aside)
+    def after_batch(self, memories: Memories, new: StreamBatch) -> None:
+        rng, held = new.rng("store"), np.isin(new.sources, new.found["bic/aside"])
         if held.any():
             self.validation.add(new.select(np.flatnonzero(held)), rng)
             new = new.select(np.flatnonzero(~held))
-        super().store(memories, new, rng, attributes)
+        memories.replay.add(rng, new.x, new.labels, new.progress.task, **new.kept)
 
-    def end_task(self, memories: Memories, progress: Progress) -> None:
+    def end_task(self, memories: Memories, progress: Progress) -> TaskValues:
         self.correction = self.fitted(progress)
         self.teacher.renew()
         self.of_teacher, self.old = self.correction, progress.seen
+        return {"bias_scale": self.correction.scale.tolist(), "bias_shift": self.correction.shift.tolist()}
 
     def fitted(self, progress: Progress) -> Correction:
         """The correction of the classes that came with this task, by the net as it is; none in the first task."""
@@ -134,20 +137,3 @@ class BiC(Replay):
 
     def rules(self, out: Taps) -> dict[str, Tensor]:
         return super().rules(out) | {"linear": self.correction(out.logits)}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "teacher": self.teacher.state_dict(),
-            "old": self.old,
-            "correction": self.correction.state_dict(),
-            "of_teacher": self.of_teacher.state_dict(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.teacher.load_state_dict(state["teacher"])
-        self.old = tuple(state["old"])
-        self.correction = Correction.from_state_dict(state["correction"], self.device)
-        self.of_teacher = Correction.from_state_dict(state["of_teacher"], self.device)
-
-    def task_values(self) -> dict[str, list[float]]:
-        return {"bias_scale": self.correction.scale.tolist(), "bias_shift": self.correction.shift.tolist()}

@@ -27,17 +27,16 @@ each tapped layer's own; a row stays as it began until its class is met. A net t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 import numpy as np
-from torch import Tensor
 
-from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps
+from gracecl.core import Batch, LossTable, Plan, Planning, Progress, Selection, StreamBatch, Taps, apart
 from gracecl.functional.losses import cross_entropy, distillation
 from gracecl.memory import Memories
-from gracecl.methods.base import Boundaries, SeparateForwards
+from gracecl.methods.base import Traits
 from gracecl.methods.replay import Replay
 from gracecl.nets.heads import CosineHead, HeldRows
 from gracecl.nets.tapped import TappedNet
@@ -50,7 +49,7 @@ COSINE_EPSILON = 1e-12
 
 @methods.register("ccil")
 @dataclass(eq=False, repr=False)
-class CCIL(SeparateForwards, Replay):
+class CCIL(Replay):
     """CCIL: new images compete among new classes, evenly drawn replayed ones among all; distillation on both, low rate later."""
 
     strength: Annotated[float, AtLeast(0)] = 5.0
@@ -70,7 +69,8 @@ class CCIL(SeparateForwards, Replay):
     last_relu: bool = False
     """keep the ReLU that features end in"""
 
-    boundaries: ClassVar[Boundaries] = "required"
+    traits = Traits(boundaries="required")
+    state = ("teacher",)
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
@@ -79,19 +79,15 @@ class CCIL(SeparateForwards, Replay):
         net.classifier = CosineHead(net.classifier, self.scale, COSINE_EPSILON, learned=True)
         self.held, self.teacher = HeldRows(net.classifier), Teacher(net)
 
-    def rate(self, progress: Progress) -> float:
-        return self.later_rate if progress.task > 0 else 1.0
-
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> Plan:
         stream, slots = np.arange(len(new)), memories.replay.draw_by_class(self.recalled(new), planning.rng)
-        replay = {"replay": Selection(stream[:0], slots)} if len(slots) else {}
-        return {"new": Selection(stream), **replay}
+        blocks = {"new": Selection(stream)} | ({"replay": Selection(slots=slots)} if len(slots) else {})
+        return Plan(blocks, forwards=apart(blocks), rate=self.later_rate if new.progress.task > 0 else 1.0)
 
     def prepare(self, batch: Batch) -> None:
         self.held.remember()
-
-    def targets(self, batch: Batch) -> dict[str, Tensor]:
-        return {"ccil": self.teacher(batch.x).logits} if self.teacher else {}
+        if self.teacher:
+            batch.targets["ccil"] = self.teacher(batch.x).logits
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         table = {}
@@ -115,22 +111,15 @@ class CCIL(SeparateForwards, Replay):
     def after_step(self, out: Taps, batch: Batch) -> None:
         self.held.put_back(moving=batch.seen)
 
-    def closing_steps(self, memories: Memories, progress: Progress, rng: np.random.Generator) -> Iterable[dict[str, Selection]]:
+    def closing(self, progress: Progress, memories: Memories, planning: Planning) -> Iterator[Plan]:
         """Self-distillation, at the end of the first task."""
         held, size = len(memories.replay), self.n_recall
         if progress.task > 0 or 0 in (held, size, self.self_distillation):
             return
         self.teacher.renew()
-        nothing = np.empty(0, np.int64)
         for _ in range(self.self_distillation):
-            for slots in np.split(rng.permutation(held), range(size, held, size)):
-                yield {"again": Selection(nothing, slots)}
+            for slots in np.split(planning.rng.permutation(held), range(size, held, size)):
+                yield Plan({"again": Selection(slots=slots)})
 
     def end_task(self, memories: Memories, progress: Progress) -> None:
         self.teacher.renew()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"teacher": self.teacher.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.teacher.load_state_dict(state["teacher"])

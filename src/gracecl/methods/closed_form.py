@@ -11,35 +11,31 @@ Wrappers are refused, GRACE among them: there is no loss to weigh and no step to
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Planning, Selection, StreamBatch
+from gracecl.core import Plan, Planning, StreamBatch
 from gracecl.memory import Memories
-from gracecl.methods.base import Method, Trains
+from gracecl.methods.base import Method, Traits
 
 
 @dataclass(eq=False, repr=False)
 class ClosedForm(Method):
-    """A method that keeps sums over features, in the tensors that `sums` names."""
+    """A method that keeps sums over features, in the tensors that `state` names."""
 
-    trains: ClassVar[Trains] = "never"
-    sums: ClassVar[tuple[str, ...]]
-    """attributes that a checkpoint must hold"""
+    traits = Traits(trains="never")
     family: ClassVar[str]
     """of its scores among the rules"""
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
-        return {}
+    def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
+        return iter(())
 
-    def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
-        """No image is kept."""
-
-    def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
+    def after_batch(self, memories: Memories, new: StreamBatch) -> None:
+        """Adds the images to the sums; none is kept."""
         labels = torch.from_numpy(new.labels).to(new.x.device)
         for rows, taps in self.net.sweep(new.x):
             self.add(taps.features.double(), labels[rows])
@@ -51,10 +47,3 @@ class ClosedForm(Method):
     @property
     def rule(self) -> str:
         return f"{self.family}_last"
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.sums}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in self.sums:
-            setattr(self, name, state[name].to(self.net.classifier.weight.device))

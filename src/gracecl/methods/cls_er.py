@@ -25,13 +25,12 @@ runs replace for each benchmark (strength 0.15, rates 0.1 and 0.3, momenta 0.999
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
+from gracecl.core import Batch, LossTable, Plan, Planning, Selection, StreamBatch, Taps
 from gracecl.functional.losses import cross_entropy, cross_entropy_of_each, logit_distance
 from gracecl.memory import Memories
 from gracecl.methods.replay import Replay
@@ -57,31 +56,29 @@ class CLSER(Replay):
     stable_momentum: Annotated[float, Within(0, 1)] = 0.999
     """largest share of itself that the stable model keeps in an update"""
 
-    @property
-    def eval_net(self) -> TappedNet:
-        return self.stable.copy
+    state = ("plastic", "stable", "steps")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
         self.plastic, self.stable = Average(net), Average(net)
         self.steps = 0
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> Plan:
+        return Plan({"all": Selection(np.arange(len(new)), memories.replay.draw(self.recalled(new), planning.rng))})
+
+    def prepare(self, batch: Batch) -> None:
+        """The logits of the surer model for each replayed image, in each layer."""
         if self.steps == 0:  # whatever weights the first step starts from, both models start from too
             self.plastic.start_over()
             self.stable.start_over()
-        return {"all": Selection(np.arange(len(new)), memories.replay.draw(self.recalled(new), planning.rng))}
-
-    def targets(self, batch: Batch) -> dict[str, Tensor]:
-        """The logits of the surer model for each replayed image, in each layer."""
         rows = replayed(batch)
         if rows.start == rows.stop:
-            return {}
+            return
         x, y = batch.x[rows], batch.y[rows]
         stable, plastic = (model.copy(x).logits for model in (self.stable, self.plastic))
         self.net.meter.count(forward=2 * len(x))
         surer = cross_entropy_of_each(stable, y) < cross_entropy_of_each(plastic, y)
-        return {"cls_er": torch.where(surer[..., None], stable, plastic)}
+        batch.targets["cls_er"] = torch.where(surer[..., None], stable, plastic)
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         table = {"ce/all": cross_entropy(out.logits, batch.y)}
@@ -98,13 +95,8 @@ class CLSER(Replay):
         if stable < self.stable_rate:
             self.stable.update(min(early, self.stable_momentum))
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"plastic": self.plastic.copy.state_dict(), "stable": self.stable.copy.state_dict(), "steps": self.steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.plastic.copy.load_state_dict(state["plastic"])
-        self.stable.copy.load_state_dict(state["stable"])
-        self.steps = state["steps"]
+    def eval_net(self, net: TappedNet) -> TappedNet:
+        return self.stable.copy
 
 
 def replayed(batch: Batch) -> slice:

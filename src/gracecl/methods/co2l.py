@@ -27,21 +27,19 @@ from a tenth of the image on). `every` is this library's own, for streams withou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps
+from gracecl.core import Batch, LossTable, Plan, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
-from gracecl.functional.augment import View
 from gracecl.functional.losses import asymmetric_contrast, cross_entropy, full_precision, relation_distillation
 from gracecl.memory import Memories
-from gracecl.methods.base import Boundaries
+from gracecl.methods.base import Traits
 from gracecl.methods.replay import Replay
 from gracecl.nets.probe import LinearProbe
 from gracecl.nets.tapped import StackedLinear, TappedNet
@@ -78,8 +76,8 @@ class Co2L(Replay):
     every: Annotated[int, AtLeast(0)] = 500
     """steps after which the teacher is renewed on a stream without task marks, which is our extension; 0 is never"""
 
-    boundaries: ClassVar[Boundaries] = "used"
-    clock = "every"
+    traits = Traits(boundaries="used", interval="every")
+    state = ("teacher",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,16 +92,13 @@ class Co2L(Replay):
     def end_task(self, memories: Memories, progress: Progress) -> None:
         self.teacher.renew()
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
-        return {"all": Selection(np.arange(len(new)), memories.replay.draw(self.n_recall, planning.rng))}
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> Plan:
+        slots, twice = memories.replay.draw(self.n_recall, planning.rng), (planning.augment, planning.augment)
+        return Plan({"all": Selection(np.arange(len(new)), slots, views=twice)})
 
-    def views(self, block: str, augment: View) -> Sequence[View]:
-        return (augment, augment)
-
-    def targets(self, batch: Batch) -> dict[str, Tensor]:
-        if self.teacher.copy is None:
-            return {}
-        return {"co2l": projected(self.teacher.copy, self.teacher(batch.x).features)}
+    def prepare(self, batch: Batch) -> None:
+        if self.teacher.copy is not None:
+            batch.targets["co2l"] = projected(self.teacher.copy, self.teacher(batch.x).features)
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         z = projected(self.net, out.features)
@@ -115,10 +110,6 @@ class Co2L(Replay):
         if self.train_head:
             table["ce/head"] = cross_entropy(self.net.classifier(out.features.detach()), batch.y)
         return table
-
-    def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
-        if new.progress.tick(self.every):
-            self.teacher.renew()
 
     def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> None:
         super().before_eval(net, memories, progress)
@@ -132,12 +123,6 @@ class Co2L(Replay):
         if not self.train_head:
             del families["linear"]
         return families | ({"probe": self.probe(out.features)} if self.inference == "probe" else {})
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"teacher": self.teacher.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.teacher.load_state_dict(state["teacher"])
 
 
 def projected(net: TappedNet, features: Tensor) -> Tensor:

@@ -15,23 +15,23 @@ online setting (the paper's offline runs replay as many images as are new, with 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-from torch import Tensor
 
-from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
-from gracecl.functional.losses import cross_entropy, full_precision, logit_distance
+from gracecl.core import Batch, LossTable, Plan, Planning, Selection, StreamBatch, Taps, apart
+from gracecl.functional.losses import cross_entropy, logit_distance
 from gracecl.memory import Memories
-from gracecl.methods.base import Method, SeparateForwards
+from gracecl.methods.base import Method
 from gracecl.registry import methods
 from gracecl.registry.spec import AtLeast
 
 
 @methods.register("der")
 @dataclass(eq=False, repr=False)
-class DER(SeparateForwards, Method):
+class DER(Method):
     """Dark experience replay: stored images are replayed against the logits they had when they were new."""
 
     n_recall: Annotated[int, AtLeast(0)] = 64
@@ -53,28 +53,22 @@ class DER(SeparateForwards, Method):
         """The blocks drawn from memory."""
         return [self.dark] if self.alpha else []
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
-        stream = np.arange(len(new))
+    def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
         draws = {block: Selection(slots=memories.replay.draw(self.n_recall, planning.rng)) for block in self.replayed}
-        return {"new": Selection(stream)} | {block: rows for block, rows in draws.items() if len(rows)}
+        blocks = {"new": Selection(np.arange(len(new)))} | {block: rows for block, rows in draws.items() if len(rows)}
+        yield Plan(blocks, forwards=None if self.joint_forward else apart(blocks))
 
     def prepare(self, batch: Batch) -> None:
         if "dark" in batch.blocks:  # the last block, and one whose labels nobody reads
             batch.supervised = slice(0, batch.rows("dark").start)
 
-    def targets(self, batch: Batch) -> dict[str, Tensor]:
-        """The logits stored beside the replayed images."""
-        if not self.alpha or self.dark not in batch.blocks:
-            return {}
-        return {"der": batch.stored(self.dark, "logits").transpose(0, 1)}
-
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         new, classes = batch.rows("new"), batch.seen if self.seen_only else None
         table = {"ce/new": cross_entropy(out.logits[:, new], batch.y[new], classes)}
-        if "der" in batch.targets:
+        if self.alpha and self.dark in batch.blocks:
             logits = out.logits[:, batch.rows(self.dark)]
-            table["kd/logits"] = self.alpha * logit_distance(logits, batch.targets["der"], classes)
+            table["kd/logits"] = self.alpha * logit_distance(logits, batch.stored(self.dark, "logits"), classes)
         return table
 
-    def attributes(self, out: Taps, batch: Batch) -> dict[str, Tensor]:
-        return {"logits": full_precision(out.logits.detach()[:, batch.blocks["new"].view(0)]).transpose(0, 1)}
+    def after_step(self, out: Taps, batch: Batch) -> None:
+        batch.keep(logits=out.logits)

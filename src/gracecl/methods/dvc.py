@@ -30,7 +30,6 @@ program's); the stream's batch passes the net once more, as in MIR; 64 of 256 ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -39,11 +38,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.core import Batch, Ints, LossTable, Planning, Selection, StreamBatch, Taps
-from gracecl.functional.augment import View
+from gracecl.core import Batch, Ints, LossTable, Plan, Planning, Selection, StreamBatch, Taps, apart
 from gracecl.functional.losses import cross_entropy, full_precision
 from gracecl.memory import Memories
-from gracecl.methods.base import SeparateForwards
 from gracecl.methods.replay import Replay
 from gracecl.nets.scoring import gradient_of, outputs, rate_ahead, step_ahead
 from gracecl.nets.tapped import StackedLinear, TappedNet
@@ -57,7 +54,7 @@ SMALLEST = 2.0**-52
 
 @methods.register("dvc")
 @dataclass(eq=False, repr=False)
-class DVC(SeparateForwards, Replay):
+class DVC(Replay):
     """DVC: two views with consistent outputs; replays the images whose gradient would grow most under the step on the new ones."""
 
     n_candidates: Annotated[int, AtLeast(0)] = 256
@@ -74,10 +71,11 @@ class DVC(SeparateForwards, Replay):
         self.hidden = net.extra("dvc_hidden", StackedLinear(net.layers, 2 * net.classes, HIDDEN))
         self.joint = net.extra("dvc_joint", StackedLinear(net.layers, HIDDEN, net.classes))
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
-        stream, slots = np.arange(len(new)), self.recall(new, memories, planning)
-        replay = {"replay": Selection(slots=slots)} if len(slots) else {}
-        return {"new": Selection(stream), **replay}
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> Plan:
+        slots, views = self.recall(new, memories, planning), ((), planning.augment)
+        blocks = {"new": Selection(np.arange(len(new)), views=views), "replay": Selection(slots=slots, views=views)}
+        blocks = {block: rows for block, rows in blocks.items() if len(rows)}
+        return Plan(blocks, forwards=apart(blocks))
 
     def recall(self, new: StreamBatch, memories: Memories, planning: Planning) -> Ints:
         """The candidates whose gradient would grow most. Slots are needed on the host, so this waits for the device once."""
@@ -91,7 +89,9 @@ class DVC(SeparateForwards, Replay):
     def interference(self, new: StreamBatch, memories: Memories, planning: Planning, slots: Ints) -> Tensor:
         """`[C]`: by how much the gradient of each candidate would grow."""
         net, memory, device = self.net, memories.replay, new.x.device
-        views = net.pixels.normalise(new.x).repeat(2, 1, 1, 1) if planning.preview is None else planning.preview()
+        views = (
+            net.pixels.normalise(new.x).repeat(2, 1, 1, 1) if planning.preview is None else planning.preview(((), planning.augment))
+        )
         y = torch.from_numpy(new.labels).to(device)
         seen = torch.tensor(new.progress.seen, device=device)
         direction = gradient_of(net, views, lambda out: sum_of(self.terms(out.logits, y, seen)), "frozen")
@@ -99,9 +99,6 @@ class DVC(SeparateForwards, Replay):
         candidates, labels = net.pixels.normalise(memory[slots]), torch.from_numpy(memory.labels[slots]).to(device)
         now, then = (outputs(net, candidates, weights, "frozen") for weights in (None, ahead))
         return head_gradients(then, labels) - head_gradients(now, labels)
-
-    def views(self, block: str, augment: View) -> Sequence[View]:
-        return (), augment
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         seen = torch.tensor(batch.progress.seen, device=batch.x.device)

@@ -17,11 +17,11 @@ Differences from the paper: none known in the average. The authors' DER++ differ
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
-from gracecl.core import NO_TASK, Batch, Planning, Progress, Selection, StreamBatch, Taps
+from gracecl.core import NO_TASK, Batch, Progress, Taps
 from gracecl.memory import Memories
-from gracecl.methods.base import Boundaries, Method, Wrapper
+from gracecl.methods.base import Method, Traits, Wrapper
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.teacher import Average
 from gracecl.registry import methods
@@ -45,27 +45,25 @@ class EMA(Wrapper):
     warm_up: Annotated[int, AtLeast(0)] | None = None
     """S, after how many optimizer steps μ changes; None is the length of the first task, or 500 on a stream without task marks"""
 
-    own_boundaries: ClassVar[Boundaries] = "used"
-
-    @property
-    def eval_net(self) -> TappedNet:
-        return self.shadow
+    traits = Traits(boundaries="used")
+    state = ("average", "steps", "first_task")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
         self.average = Average(net)
-        self.shadow = self.average.copy
         self.steps = 0
         self.first_task: int | None = None
         """optimizer steps of the first task, once it is over"""
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+    @property
+    def shadow(self) -> TappedNet:
+        return self.average.copy
+
+    def prepare(self, batch: Batch) -> None:
         if self.steps == 0:  # whatever weights the first step starts from, the shadow starts from too
             self.average.start_over()
-        return super().plan(new, memories, planning)
 
     def after_step(self, out: Taps, batch: Batch) -> None:
-        super().after_step(out, batch)
         self.average.update(self.momentum_now(batch.progress))
         self.steps += 1
 
@@ -79,13 +77,6 @@ class EMA(Wrapper):
     def end_task(self, memories: Memories, progress: Progress) -> None:
         if self.first_task is None:
             self.first_task = self.steps
-        super().end_task(memories, progress)
 
-    def state_dict(self) -> dict[str, Any]:
-        own = {"shadow": self.shadow.state_dict(), "steps": self.steps, "first_task": self.first_task}
-        return super().state_dict() | own
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.shadow.load_state_dict(state["shadow"])
-        self.steps, self.first_task = state["steps"], state["first_task"]
+    def eval_net(self, net: TappedNet) -> TappedNet:
+        return self.shadow

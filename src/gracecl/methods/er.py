@@ -18,27 +18,27 @@ from typing import Literal
 
 import numpy as np
 
-from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
+from gracecl.core import Batch, LossTable, Plan, Planning, Selection, StreamBatch, Taps, apart
 from gracecl.functional.losses import cross_entropy
 from gracecl.memory import Memories
-from gracecl.methods.base import SeparateForwards
 from gracecl.methods.replay import Replay
 from gracecl.registry import methods
 
 
 @methods.register("er")
 @dataclass(eq=False, repr=False)
-class ER(SeparateForwards, Replay):
+class ER(Replay):
     """Experience replay: train on the new images together with some drawn from a reservoir memory."""
 
     reduction: Literal["concat", "sum_of_means"] = "concat"
     """one forward and one mean over new and replayed images, or two forwards and the sum of two means"""
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> Plan:
         stream, recalled = np.arange(len(new)), self.recall(new, memories, planning)
         if self.reduction == "concat":
-            return {"all": replace(recalled, stream=stream)}
-        return {"new": Selection(stream)} | ({"replay": recalled} if len(recalled) else {})
+            return Plan({"all": replace(recalled, stream=stream)})
+        blocks = {"new": Selection(stream)} | ({"replay": recalled} if len(recalled) else {})
+        return Plan(blocks, forwards=apart(blocks))
 
     def recall(self, new: StreamBatch, memories: Memories, planning: Planning) -> Selection:
         """What to replay: here drawn uniformly."""

@@ -23,10 +23,9 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
+from gracecl.core import Batch, LossTable, Plan, Planning, Selection, StreamBatch, Taps, apart
 from gracecl.functional.losses import classes_among, cross_entropy
 from gracecl.memory import Memories
-from gracecl.methods.base import SeparateForwards
 from gracecl.methods.replay import Replay
 from gracecl.nets.heads import CosineHead
 from gracecl.nets.tapped import TappedNet
@@ -37,7 +36,7 @@ COSINE_SCALE, COSINE_EPSILON = 10.0, 1e-5
 
 @methods.register("er_ace")
 @dataclass(eq=False, repr=False)
-class ERACE(SeparateForwards, Replay):
+class ERACE(Replay):
     """ER-ACE: experience replay in which new images compete among the classes they bring, replayed ones among all."""
 
     keep_unseen: bool = False
@@ -54,10 +53,10 @@ class ERACE(SeparateForwards, Replay):
         if self.head == "cosine":
             net.classifier = CosineHead(net.classifier, COSINE_SCALE, COSINE_EPSILON)
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> Plan:
         stream, slots = np.arange(len(new)), memories.replay.draw(self.recalled(new), planning.rng)
-        replay = {"replay": Selection(stream[:0], slots)} if len(slots) else {}
-        return {"new": Selection(stream), **replay}
+        blocks = {"new": Selection(stream)} | ({"replay": Selection(slots=slots)} if len(slots) else {})
+        return Plan(blocks, forwards=None if self.joint_forward else apart(blocks))
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         table = {}

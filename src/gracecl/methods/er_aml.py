@@ -20,7 +20,6 @@ than once among the pairs of a step is seen through the same augmentation each t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -29,11 +28,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.core import Batch, Ints, LossTable, Planning, Selection, StreamBatch, Taps
-from gracecl.functional.augment import View
+from gracecl.core import Batch, Ints, LossTable, Plan, Planning, Selection, StreamBatch, Taps, apart
 from gracecl.functional.losses import contrast, cross_entropy, unit
 from gracecl.memory import Memories, Memory
-from gracecl.methods.base import SeparateForwards
 from gracecl.methods.replay import Replay
 from gracecl.nets.heads import CosineHead
 from gracecl.nets.tapped import TappedNet
@@ -43,11 +40,13 @@ from gracecl.registry.spec import Above
 COSINE_SCALE, EPSILON = 10.0, 1e-5
 BASE_TEMPERATURE = 0.07
 TRIPLET_WEIGHT, TRIPLET_MARGIN = 2.0, 0.2
+RAW = ((),)
+"""one view: the image as it is"""
 
 
 @methods.register("er_aml")
 @dataclass(eq=False, repr=False)
-class ERAML(SeparateForwards, Replay):
+class ERAML(Replay):
     """ER-AML: replayed images train the head, new ones are contrasted with images of the classes they bring."""
 
     temperature: Annotated[float, Above(0)] = 0.1
@@ -66,10 +65,10 @@ class ERAML(SeparateForwards, Replay):
         if self.head == "cosine":
             net.classifier = CosineHead(net.classifier, COSINE_SCALE, EPSILON)
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> Plan:
         memory = memories.replay
         if len(memory) == 0:
-            return {"first": Selection(np.arange(len(new)))}
+            return Plan({"first": Selection(np.arange(len(new)), views=RAW)})
         slots = memory.draw(self.recalled(new), planning.rng)
         anchors, partners = draw_pairs(new.labels, memory, planning.rng)
         from_stream = partners >= memory.capacity
@@ -77,14 +76,16 @@ class ERAML(SeparateForwards, Replay):
         place = torch.from_numpy(np.argsort(np.argsort(~from_stream, kind="stable")))
         blocks = {
             "anchors": Selection(anchors),
-            "pairs": Selection(partners[from_stream] - memory.capacity, partners[~from_stream], found={"place": place}),
+            "pairs": Selection(
+                partners[from_stream] - memory.capacity,
+                partners[~from_stream],
+                views=RAW if self.metric == "triplet" else None,
+                found={"place": place},
+            ),
             "replay": Selection(slots=slots),
         }
-        return {name: rows for name, rows in blocks.items() if len(rows)}
-
-    def views(self, block: str, augment: View) -> Sequence[View]:
-        raw = block == "first" or (block == "pairs" and self.metric == "triplet")
-        return ((),) if raw else (augment,)
+        blocks = {name: rows for name, rows in blocks.items() if len(rows)}
+        return Plan(blocks, forwards=None if self.joint_forward else apart(blocks))
 
     def prepare(self, batch: Batch) -> None:
         if "replay" in batch.blocks:

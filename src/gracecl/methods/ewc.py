@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ class EWC(MeasuredAtTaskEnd):
     label by its probability, exact, and as many passes as classes. true_weighted: the images' own by their probability"""
 
     half = True
+    state = ("lowest",)
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
@@ -112,10 +113,3 @@ class EWC(MeasuredAtTaskEnd):
             return p.argmax(dim=-1)
         chances = torch.from_numpy(generator.random((*p.shape[:2], 1))).to(p)
         return (p.cumsum(dim=-1) < chances).sum(dim=-1).clamp(max=self.net.classes - 1)
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"lowest": self.lowest}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.lowest = state["lowest"].to(self.lowest)

@@ -14,7 +14,7 @@ the first batch's g²).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -42,6 +42,8 @@ class EWCpp(QuadraticPenalty):
     refresh: Annotated[int, AtLeast(1)] = 50
     """K, steps between two refreshes of the running estimate; a task of fewer steps leaves it as it was"""
 
+    state = ("running", "squares", "steps")
+
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
         self.running, self.squares = torch.zeros_like(self.anchor), torch.zeros_like(self.anchor)
@@ -64,11 +66,3 @@ class EWCpp(QuadraticPenalty):
         """F̂: the running estimate scaled to [0, 1], all weights together."""
         among = self.running if self._free is None else self.running[~self._free]
         return (self.running - among.min()) / (among.max() - among.min() + TINY)
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"running": self.running, "squares": self.squares, "steps": self.steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.running, self.squares = state["running"].to(self.anchor), state["squares"].to(self.anchor)
-        self.steps = state["steps"]

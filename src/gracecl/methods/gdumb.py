@@ -26,20 +26,20 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps
+from gracecl.core import Batch, LossTable, Plan, Planning, Progress, StreamBatch, Taps
 from gracecl.engine.fit import Fit
 from gracecl.functional import optim
 from gracecl.functional.losses import cross_entropy, mixed_cross_entropy
 from gracecl.memory import Memories
 from gracecl.memory.class_balanced import add_balanced
-from gracecl.methods.base import Method, Trains
+from gracecl.methods.base import Method, Traits
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 from gracecl.registry.spec import Above, AtLeast, Within
@@ -69,13 +69,13 @@ class GDumb(Method):
     cutmix_alpha: Annotated[float, Above(0)] = 1.0
     """λ is drawn from Beta(alpha, alpha)"""
 
-    trains: ClassVar[Trains] = "evaluation"
+    traits = Traits(trains="evaluation")
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
-        return {}
+    def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
+        return iter(())
 
-    def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
-        add_balanced(memories.replay, rng, new.x, new.labels, new.progress.task, **attributes)
+    def after_batch(self, memories: Memories, new: StreamBatch) -> None:
+        add_balanced(memories.replay, new.rng("store"), new.x, new.labels, new.progress.task, **new.kept)
 
     def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> Fit | None:
         images = len(memories.replay)

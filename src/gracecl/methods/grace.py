@@ -22,7 +22,7 @@ method's. On a stream without task marks α is renewed every `refresh_every` ste
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -36,12 +36,11 @@ from gracecl.controllers.paper import EntropyMode
 from gracecl.core import NO_TASK, Batch, Ints, LossTable, Progress, StreamBatch, Taps, is_loss
 from gracecl.errors import UserError
 from gracecl.memory import Memories
-from gracecl.methods.base import Boundaries, Method, Wrapper, joined
+from gracecl.methods.base import Method, TaskValues, Traits, Wrapper
 from gracecl.nets.class_means import class_means, nearest_mean
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods, spec
 from gracecl.registry.spec import AtLeast
-from gracecl.streams import Stream
 
 HELDOUT_SHARE = 0.1
 RATIO_EVERY = 100
@@ -96,9 +95,8 @@ class Grace(Wrapper):
     refresh_every: Annotated[int, AtLeast(0)] = 500
     """steps after which α is renewed on a stream without task marks; 0 leaves it at 1 there"""
 
-    own_boundaries: ClassVar[Boundaries] = "used"
-    clock = "refresh_every"
-    wants_taps: ClassVar[bool] = True
+    traits = Traits(boundaries="used", interval="refresh_every", all_taps=True)
+    state = ("feedback",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,11 +108,6 @@ class Grace(Wrapper):
         if self.entropy_of == "features" and rule in ("balance", "forgetting"):
             raise UserError(f"grace: strength='{rule}' compares what the heads put out; use entropy_of='head' with it")
         self.controller()  # refuses a bad rule now, not at the first step
-        self.tested_on: Stream | None = None
-
-    def stream(self, stream: Stream) -> Stream:
-        self.tested_on = super().stream(stream)
-        return self.tested_on
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         if self.val_source == "heldout":
@@ -132,23 +125,26 @@ class Grace(Wrapper):
             raise UserError(f"grace: entropy_mode and attached are readings of strength='paper', not of '{self.strength}'")
         return controllers.build(self.strength, **shared)
 
-    def end_task(self, memories: Memories, progress: Progress) -> None:
-        super().end_task(memories, progress)
+    def end_task(self, memories: Memories, progress: Progress) -> TaskValues:
         self.look_back(memories, progress)
+        controller, accuracy = self.feedback.controller, self.feedback.accuracy
+        values = {"A": accuracy, "s": controller.relative_accuracy(accuracy), "alpha": controller.weights(accuracy)}
+        return {name: value.tolist() for name, value in values.items()}
 
     def look_back(self, memories: Memories, progress: Progress) -> None:
         """What α follows from now on: how well each layer still knows the past."""
         images, labels = self.past(memories, progress)
-        if len(labels) and self.trains == "stream":  # else its heads know nothing yet, and α stays 1
-            means = memory_means(self.eval_net, memories, progress) if self.past_head == "ncm" else None
-            self.feedback.accuracy = layer_accuracies(self.eval_net, images, labels, means)
+        if len(labels) and self.inside.traits.trains == "stream":  # else its heads know nothing yet, and α stays 1
+            net = self.inside.eval_net(self.net)
+            means = memory_means(net, memories, progress) if self.past_head == "ncm" else None
+            self.feedback.accuracy = layer_accuracies(net, images, labels, means)
 
     def past(self, memories: Memories, progress: Progress) -> tuple[Tensor, Ints]:
         """Images of the past and their labels."""
         if self.val_source == "test_oracle":
-            if self.tested_on is None:
+            if memories.test_images is None:
                 raise UserError("grace: val_source='test_oracle' needs a stream with test images; use 'buffer' or 'heldout' here")
-            images, labels, _ = self.tested_on.test_images(progress.seen)
+            images, labels, _ = memories.test_images(progress.seen)
             newest = np.isin(labels, progress.current)
         else:
             store = memories["heldout"] if self.val_source == "heldout" else memories.replay
@@ -160,17 +156,16 @@ class Grace(Wrapper):
         return images[torch.from_numpy(older).to(images.device)], labels[older]
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
-        signals = self.signals(out, batch)
-        controller = self.feedback.controller
+        """The entropy's term, and what made it."""
+        signals, controller = self.signals(out, batch), self.feedback.controller
         alpha, gamma = self.feedback.factors(signals)
-        table = self.weighted(super().losses(out, batch), alpha)
-        own: LossTable = {}
+        table: LossTable = {}
         if self.entropy_mode != "none" and controller.beta != 0:
-            own["entropy"] = self.entropy_row(controller.term(signals, gamma), alpha)
-        own |= {f"log/{name}": value for name, value in self.feedback.described(signals, alpha, gamma).items()}
+            table["entropy"] = self.entropy_row(controller.term(signals, gamma), alpha)
+        table |= {f"log/{name}": value for name, value in self.feedback.described(signals, alpha, gamma).items()}
         if batch.progress.step % RATIO_EVERY == 0 and self.entropy_of == "head":
-            own["log/gradient_ratio"] = self.feedback.gradient_ratio(signals, alpha, gamma)
-        return joined(self, "loss row", table, own)
+            table["log/gradient_ratio"] = self.feedback.gradient_ratio(signals, alpha, gamma)
+        return table
 
     def entropy_row(self, term: Tensor, alpha: Tensor) -> Tensor:
         """The entropy's term of each layer that has one, with α if it acts here."""
@@ -186,14 +181,16 @@ class Grace(Wrapper):
         classes = batch.seen if self.classes == "seen" else None
         return Signals(out.logits[:, rows], accuracy, batch.y[rows], classes, summed=self.entropy_sum, past=batch.from_memory[rows])
 
-    def weighted(self, table: LossTable, alpha: Tensor) -> LossTable:
-        """The inner table with α on the rows it acts on."""
-        chosen = {row for row in table if is_loss(row) and self.acts_on(row)}
+    def adjust(self, table: LossTable, out: Taps, batch: Batch) -> LossTable:
+        """The rows of the inner method with α where it acts."""
+        alpha = table["log/alpha"]
+        rows = [row for row in table if is_loss(row) and row != "entropy"]
+        chosen = {row for row in rows if self.acts_on(row)}
         nothing_past_yet = self.alpha_on == "ce_past" and "ce/new" in table
         if not chosen and self.alpha_on != "entropy" and not nothing_past_yet:
             raise UserError(
                 f"{self!r}: {self.inner!r} has no loss row for alpha_on='{self.alpha_on}' "
-                f"(its rows: {', '.join(table)}); use alpha_on='all' or another that matches"
+                f"(its rows: {', '.join(rows)}); use alpha_on='all' or another that matches"
             )
         return {row: alpha * value if row in chosen else value for row, value in table.items()}
 
@@ -219,39 +216,17 @@ class Grace(Wrapper):
         return batch.supervised
 
     def after_step(self, out: Taps, batch: Batch) -> None:
-        super().after_step(out, batch)
         self.feedback.controller.after_step(self.signals(out, batch))
 
-    def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
+    def after_batch(self, memories: Memories, new: StreamBatch) -> StreamBatch | None:
+        """Holds some of the images out; every image is offered to one store, so none is ever in both."""
         if self.val_source != "heldout":
-            return super().store(memories, new, rng, attributes)
-        aside = rng.random(len(new)) < HELDOUT_SHARE  # every image is offered to one store, so none is ever in both
-        some, rest = np.flatnonzero(aside), np.flatnonzero(~aside)
-        held = new.select(some)
+            return None
+        rng = new.rng("heldout")
+        aside = rng.random(len(new)) < HELDOUT_SHARE
+        held = new.select(np.flatnonzero(aside))
         memories["heldout"].add(rng, held.x, held.labels, held.progress.task)
-        super().store(
-            memories,
-            new.select(rest),
-            rng,
-            {name: value[torch.from_numpy(rest).to(value.device)] for name, value in attributes.items()},
-        )
-
-    def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
-        super().observe(memories, new, rng)
-        if new.progress.tick(self.refresh_every):
-            self.look_back(memories, new.progress)
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | self.feedback.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.feedback.load_state_dict(state)
-
-    def task_values(self) -> dict[str, list[float]]:
-        controller, accuracy = self.feedback.controller, self.feedback.accuracy
-        values = {"A": accuracy, "s": controller.relative_accuracy(accuracy), "alpha": controller.weights(accuracy)}
-        return joined(self, "task value", super().task_values(), {name: value.tolist() for name, value in values.items()})
+        return new.select(np.flatnonzero(~aside))
 
 
 def layer_accuracies(net: TappedNet, images: Tensor, labels: Ints, means: Tensor | None = None) -> Tensor:

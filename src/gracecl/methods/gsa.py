@@ -31,20 +31,20 @@ through those of unmet classes, which nothing else holds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps
-from gracecl.functional.augment import Mirror, View
+from gracecl.core import Batch, LossTable, Plan, Planning, Progress, Selection, StreamBatch, Taps, View, apart
+from gracecl.functional.augment import Mirror
 from gracecl.functional.losses import cross_entropy, cross_entropy_of_each, full_precision
 from gracecl.memory import Memories
-from gracecl.methods.base import Boundaries, Method, SeparateForwards
+from gracecl.methods.base import Method, Traits
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 from gracecl.registry.spec import AtLeast
@@ -52,7 +52,7 @@ from gracecl.registry.spec import AtLeast
 
 @methods.register("gsa")
 @dataclass(eq=False, repr=False)
-class GSA(SeparateForwards, Method):
+class GSA(Method):
     """GSA: a softmax among the task's classes, and class-balanced replay weighted by each class's pull and push so far."""
 
     n_recall: Annotated[int, AtLeast(0)] = 64
@@ -70,7 +70,8 @@ class GSA(SeparateForwards, Method):
     reference: bool = False
     """leave the head as it is from the second task on, outputs of new classes as drawn, as the authors' program does by accident"""
 
-    boundaries: ClassVar[Boundaries] = "required"
+    traits = Traits(boundaries="required")
+    state = ("sums", "task_start", "fresh")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
@@ -89,21 +90,24 @@ class GSA(SeparateForwards, Method):
                 for name, value in self.net.classifier.named_parameters():
                     value[..., unmet] = self.fresh[name][..., unmet]
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+    def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
         memory, progress, stream = memories.replay, new.progress, np.arange(len(new))
         current = memory.draw(self.n_current, planning.rng, task=progress.task)
-        blocks = {"new": Selection(stream, current)}
+        blocks = {"new": Selection(stream, current, views=self.views(planning.augment, twice=True))}
         if len(memory):
             met, seen = len(progress.current), len(progress.seen)
             n_new, n_past = self.n_recall * met // seen, self.n_recall * (seen - met) // seen
             past = memory.draw(n_past, planning.rng, except_task=progress.task)
             of_task = current[: max(0, n_new - len(new))]
-            blocks["balanced"] = Selection(stream[:n_new], np.concatenate([of_task, past]))
-        return {name: rows for name, rows in blocks.items() if len(rows)}
+            views = self.views(planning.augment, twice=False)
+            blocks["balanced"] = Selection(stream[:n_new], np.concatenate([of_task, past]), views=views)
+        blocks = {name: rows for name, rows in blocks.items() if len(rows)}
+        yield Plan(blocks, forwards=apart(blocks))
 
-    def views(self, block: str, augment: View) -> Sequence[View]:
-        twice = augment if block == "new" else ()
-        return [(*augment, *twice), (*augment, Mirror(), *twice)][: 1 + self.mirrored]
+    def views(self, augment: View, twice: bool) -> tuple[View, ...]:
+        """An image and its mirror image, augmented once, or twice as new images are."""
+        again = augment if twice else ()
+        return ((*augment, *again), (*augment, Mirror(), *again))[: 1 + self.mirrored]
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         new = batch.rows("new")
@@ -141,11 +145,3 @@ class GSA(SeparateForwards, Method):
 
     def after_step(self, out: Taps, batch: Batch) -> None:
         self.sums = self.sums_with(out, batch)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"sums": self.sums, "task_start": self.task_start} | ({"fresh": self.fresh} if self.reference else {})
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.sums, self.task_start = state["sums"].to(self.sums), state["task_start"]
-        if self.reference:
-            self.fresh = {name: value.to(self.fresh[name]) for name, value in state["fresh"].items()}

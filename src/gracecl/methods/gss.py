@@ -56,19 +56,19 @@ class GSS(ER):
     scope: Literal["all", "heads"] = "all"
     """the weights whose gradients are compared; those of the heads alone are an approximation that saves memory and time"""
 
-    def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
-        memory = memories.replay
+    def after_batch(self, memories: Memories, new: StreamBatch) -> None:
+        memory, rng = memories.replay, new.rng("store")
         memory.offered += len(new)
         if memory.capacity == 0 or len(new) == 0:
             return
         if len(memory) == 0:
             rows = np.arange(min(memory.capacity, len(new)))
-            self.write(memory, rows, rows, torch.full((len(rows),), FIRST_SCORE), new, attributes)
+            self.write(memory, rows, rows, torch.full((len(rows),), FIRST_SCORE), new)
             return
         groups = self.gradients(*self.stored(memory, draw_groups(len(memory), self.n_groups, self.group_size, rng)))
         if (free := memory.capacity - len(memory)) > 0:
             rows = np.arange(min(free, len(new)))
-            self.write(memory, len(memory) + rows, rows, self.scores(new.select(rows), groups), new, attributes)
+            self.write(memory, len(memory) + rows, rows, self.scores(new.select(rows), groups), new)
             return
         whole = self.gradients(self.net.pixels.normalise(new.x)[None], new.labels[None])
         # Whether to go on decides about ten more passes and about slots, which live on the host: worth waiting for the device.
@@ -79,7 +79,7 @@ class GSS(ER):
         rows = np.arange(len(slots))
         scores = self.scores(new.select(rows), groups).cpu()
         taken = rng.random(len(slots)) < replacement_chance(scores.double().numpy(), stored[slots])
-        self.write(memory, slots[taken], rows[taken], scores[torch.from_numpy(taken)], new, attributes)
+        self.write(memory, slots[taken], rows[taken], scores[torch.from_numpy(taken)], new)
 
     def scores(self, new: StreamBatch, groups: Tensor) -> Tensor:
         """`[b]`: how similar each image's gradient is to the most similar of the groups'."""
@@ -93,10 +93,8 @@ class GSS(ER):
     def gradients(self, x: Tensor, labels: Ints) -> Tensor:
         return gradients_of_groups(self.net, x, torch.from_numpy(labels).to(x.device), self.scope)
 
-    def write(
-        self, memory: Memory, slots: Ints, rows: Ints, scores: Tensor, new: StreamBatch, attributes: dict[str, Tensor]
-    ) -> None:
+    def write(self, memory: Memory, slots: Ints, rows: Ints, scores: Tensor, new: StreamBatch) -> None:
         """Puts rows of the batch into slots, each with its score."""
         place = torch.from_numpy(rows).to(new.x.device)
         all_scores = torch.zeros(len(new), device=new.x.device, dtype=scores.dtype).index_copy(0, place, scores.to(new.x.device))
-        memory.put(slots, new.x, rows, new.labels, new.progress.task, attributes | {SCORE: all_scores})
+        memory.put(slots, new.x, rows, new.labels, new.progress.task, new.kept | {SCORE: all_scores})

@@ -30,18 +30,18 @@ authors' program and others take the mean); a class without any image cannot be 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.core import NO_TASK, Batch, Ints, LossTable, Planning, Progress, Selection, StreamBatch, Taps
+from gracecl.core import NO_TASK, Batch, Ints, LossTable, Plan, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.functional.losses import binary_cross_entropy, full_precision
 from gracecl.memory import Memories
 from gracecl.memory.herding import herd
-from gracecl.methods.base import Boundaries
+from gracecl.methods.base import Traits
 from gracecl.methods.replay import Replay
 from gracecl.nets.scoring import features_of
 from gracecl.nets.tapped import TappedNet
@@ -66,8 +66,8 @@ class ICaRL(Replay):
     inference: Literal["linear", "ncm"] = field(default="ncm", kw_only=True)
     """predict by the nearest mean of exemplars, or by the largest output (the paper's hybrid1)"""
 
-    boundaries: ClassVar[Boundaries] = "used"
-    clock = "every"
+    traits = Traits(boundaries="used", interval="every")
+    state = ("teacher",)
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
@@ -75,12 +75,14 @@ class ICaRL(Replay):
         if self.exemplars == "herding":
             memories.scratch(CANDIDATES, self.candidates)
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> Plan:
         task = new.progress.task if self.exemplars == "reservoir" and new.progress.task != NO_TASK else None
-        return {"all": Selection(np.arange(len(new)), memories.replay.draw(self.recalled(new), planning.rng, except_task=task))}
+        slots = memories.replay.draw(self.recalled(new), planning.rng, except_task=task)
+        return Plan({"all": Selection(np.arange(len(new)), slots)})
 
-    def targets(self, batch: Batch) -> dict[str, Tensor]:
-        return {"icarl": full_precision(self.teacher(batch.x).logits).sigmoid()} if self.teacher else {}
+    def prepare(self, batch: Batch) -> None:
+        if self.teacher:
+            batch.targets["icarl"] = full_precision(self.teacher(batch.x).logits).sigmoid()
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         labels = F.one_hot(batch.y, batch.classes)
@@ -89,13 +91,9 @@ class ICaRL(Replay):
             table["kd/old"] = binary_cross_entropy(out.logits, batch.targets["icarl"], self.teacher.classes)
         return table
 
-    def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
+    def after_batch(self, memories: Memories, new: StreamBatch) -> None:
         store = memories[CANDIDATES] if self.exemplars == "herding" else memories.replay
-        store.add(rng, new.x, new.labels, new.progress.task)
-
-    def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
-        if new.progress.tick(self.every):
-            self.end_task(memories, new.progress)
+        store.add(new.rng("store"), new.x, new.labels, new.progress.task)
 
     def end_task(self, memories: Memories, progress: Progress) -> None:
         self.teacher.renew(progress.seen)
@@ -132,9 +130,3 @@ class ICaRL(Replay):
         candidates = memories[CANDIDATES]
         held = len(candidates)
         return torch.cat([images, candidates.images[:held]]), np.concatenate([labels, candidates.labels[:held]])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"teacher": self.teacher.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.teacher.load_state_dict(state["teacher"])

@@ -34,18 +34,18 @@ through those of unmet classes, which nothing else holds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.core import Batch, Ints, LossTable, Planning, Progress, Selection, StreamBatch, Taps
+from gracecl.core import Batch, Ints, LossTable, Plan, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.functional.augment import central_shares, mix, pair_number, unlike_pairs
 from gracecl.functional.losses import cross_entropy, cross_entropy_of_each, frobenius_distance, full_precision
 from gracecl.memory import Memories
-from gracecl.methods.base import Boundaries
+from gracecl.methods.base import Traits
 from gracecl.methods.replay import Replay
 from gracecl.nets.tapped import StackedLinear, TappedNet
 from gracecl.nets.teacher import Teacher
@@ -79,7 +79,8 @@ class IL2A(Replay):
     reference: bool = False
     """give a class the covariance that the authors' program looks up for it, which from the third task on is another's"""
 
-    boundaries: ClassVar[Boundaries] = "required"
+    traits = Traits(boundaries="required")
+    state = ("teacher", "old", "means", "factors", "covariance_of", "sums", "counts")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
@@ -107,14 +108,18 @@ class IL2A(Replay):
                 value.copy_(fresh)
         self.sums, self.counts = torch.zeros_like(self.sums), torch.zeros_like(self.counts)
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> Plan:
         stream = np.arange(len(new))
         slots = memories.replay.draw(self.recalled(new) if self.teacher else 0, planning.rng)
-        replay = {"replay": Selection(stream[:0], slots)} if len(slots) else {}
-        return {"new": Selection(stream), **replay}
+        return Plan({"new": Selection(stream)} | ({"replay": Selection(slots=slots)} if len(slots) else {}))
 
     def prepare(self, batch: Batch) -> None:
-        """Class augmentation: mixes of new images become images of extra classes, whose numbers follow those of the classes."""
+        self.augment_classes(batch)
+        if self.teacher:
+            self.ask_teacher(batch)
+
+    def augment_classes(self, batch: Batch) -> None:
+        """Mixes of new images become images of extra classes, whose numbers follow those of the classes."""
         rng, rows, place = batch.rng("class augmentation"), batch.rows("new"), self.places(batch)
         first, second = unlike_pairs(batch.labels[rows], self.mix_times, rng)
         a, b = place[batch.labels[rows][first]], place[batch.labels[rows][second]]
@@ -138,13 +143,12 @@ class IL2A(Replay):
         met[torch.from_numpy(pair_number(a, b, self.mixable))] = True
         return met.to(batch.x.device)
 
-    def targets(self, batch: Batch) -> dict[str, Tensor]:
-        if not self.teacher:
-            return {}
+    def ask_teacher(self, batch: Batch) -> None:
+        """Its features of the images, the old classes that are drawn, and how often each of them was."""
         drawn = batch.rng("prototypes").integers(0, len(self.old), self.n_prototypes)
         which, times = np.unique(drawn, return_counts=True)
         device = batch.x.device
-        return {
+        batch.targets |= {
             "il2a/features": self.teacher(batch.x).features,
             "il2a/classes": torch.from_numpy(np.array(self.old)[which]).to(device),
             "il2a/shares": torch.from_numpy(times / self.n_prototypes).to(device),
@@ -174,9 +178,10 @@ class IL2A(Replay):
         self.sums = self.sums + member @ out.features[:, rows].to(self.sums.dtype)
         self.counts = self.counts + member.sum(dim=1)
 
-    def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
+    def after_batch(self, memories: Memories, new: StreamBatch) -> None:
+        super().after_batch(memories, new)
         if self.n_statistics:
-            memories[self.name].add(rng, new.x, new.labels, new.progress.task)
+            memories[self.name].add(new.rng("observe"), new.x, new.labels, new.progress.task)
 
     def end_task(self, memories: Memories, progress: Progress) -> None:
         store = memories[self.name] if self.n_statistics else memories.replay
@@ -206,19 +211,6 @@ class IL2A(Replay):
         self.factors[:, label] = F.pad(root, (0, 0, 0, max(0, -missing)))
         self.means[:, label] = mean
         self.old += [] if label in self.old else [label]
-
-    def state_dict(self) -> dict[str, Any]:
-        tensors = {name: getattr(self, name) for name in ("means", "factors", "sums", "counts")}
-        tensors |= {"covariance_of": self.covariance_of} if self.reference else {}
-        return tensors | {"teacher": self.teacher.state_dict(), "old": list(self.old)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.teacher.load_state_dict(state["teacher"])
-        self.old = list(state["old"])
-        for name in ("means", "factors", "sums", "counts"):
-            setattr(self, name, state[name].to(self.means))
-        if self.reference:
-            self.covariance_of = state["covariance_of"].to(self.covariance_of)
 
 
 def factor(features: Tensor) -> Tensor:

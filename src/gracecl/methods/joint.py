@@ -16,13 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
-from torch import Tensor
-
 from gracecl.core import Batch, LossTable, StreamBatch, Taps
 from gracecl.functional.losses import cross_entropy
 from gracecl.memory import Memories
-from gracecl.methods.base import Method
+from gracecl.methods.base import Method, Traits
 from gracecl.registry import methods
 from gracecl.registry.spec import AtLeast
 from gracecl.streams import Stream
@@ -41,7 +38,12 @@ class Joint(Method):
     offline_batch: Annotated[int, AtLeast(1)] = 128
     """images per step of offline training"""
 
-    def stream(self, stream: Stream) -> Stream:
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]
+        return Traits(order=self.reordered)
+
+    def reordered(self, stream: Stream) -> Stream:
+        """The images of a stream in random order."""
         if self.offline_epochs > 0:
             return offline(stream, self.offline_epochs, self.offline_batch)
         return shuffled(stream, self.n_recall)
@@ -49,5 +51,5 @@ class Joint(Method):
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         return {"ce/all": cross_entropy(out.logits, batch.y)}
 
-    def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
+    def after_batch(self, memories: Memories, new: StreamBatch) -> None:
         """Keeps nothing: it sees everything anyway."""

@@ -20,7 +20,7 @@ class that comes back in a later task counts as new there.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from torch import Tensor
 from gracecl.core import Batch, LossTable, Progress, Taps
 from gracecl.errors import UserError
 from gracecl.functional.losses import cross_entropy, full_precision
-from gracecl.methods.base import Boundaries, Method, Wrapper, parts
+from gracecl.methods.base import Method, Traits, Wrapper
 from gracecl.registry import methods
 
 
@@ -48,18 +48,17 @@ class LODE(Wrapper):
     seen_only: bool = False
     """both parts over the classes met so far instead of all outputs"""
 
-    own_boundaries: ClassVar[Boundaries] = "required"
+    traits = Traits(boundaries="required")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        inside = [part.name for part in parts(self.inner)]
+        inside = [part.name for part in self.inside.parts]
         if "grace" in inside:
             raise UserError(f"{self!r} would replace the cross-entropy that grace has weighted; write grace(lode(...)) instead")
         if "lode" in inside:
             raise UserError(f"{self!r} would replace the cross-entropy that {self.inner!r} has decoupled; use {self.inner!r} alone")
 
-    def losses(self, out: Taps, batch: Batch) -> LossTable:
-        table = super().losses(out, batch)
+    def adjust(self, table: LossTable, out: Taps, batch: Batch) -> LossTable:
         if "ce/new" not in table or "new" not in batch.blocks:
             raise UserError(
                 f"{self!r}: {self.inner!r} has no loss row 'ce/new' of a block of its own (its rows: {', '.join(table)}); "
@@ -69,8 +68,8 @@ class LODE(Wrapper):
             new = batch.rows("new")
             old = batch.seen & ~batch.current
             inter, intra = decoupled(out.logits[:, new], batch.y[new], old, batch.seen if self.seen_only else None)
-            table["ce/new"] = self.inter_weight(batch.progress) * inter + self.intra_weight * intra
-            table |= {"log/inter": inter, "log/intra": intra}
+            decided = self.inter_weight(batch.progress) * inter + self.intra_weight * intra
+            return table | {"ce/new": decided, "log/inter": inter, "log/intra": intra}
         return table
 
     def inter_weight(self, progress: Progress) -> float:

@@ -22,16 +22,16 @@ input).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, Planning, Selection, StreamBatch, Taps
+from gracecl.core import Batch, Taps
 from gracecl.errors import UserError
 from gracecl.memory import Memories
-from gracecl.methods.base import Method, Wrapper
+from gracecl.methods.base import Method, Traits, Wrapper
 from gracecl.nets.affine import Affine, affine_layers, second_moments
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
@@ -56,25 +56,27 @@ class LPR(Wrapper):
     acts_on: Literal["gradient", "update"] = "gradient"
     """what P⁻¹ is multiplied with: the gradient, or what the optimizer makes of it"""
 
+    traits = Traits(moves_weights=True)
+    state = ("inverses", "age")
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.trains == "evaluation":
+        if self.inside.traits.trains == "evaluation":
             raise UserError(f"lpr changes steps on the stream, of which {self.inner!r} makes none; use {self.inner!r} alone")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
-        self.layers = affine_layers(net)
+        self.memories, self.layers = memories, affine_layers(net)
         self.inverses: dict[str, Tensor] = {}
         self.age = 0
         """optimizer steps since the memory was looked at"""
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
-        memory = memories.replay
+    def prepare(self, batch: Batch) -> None:
+        memory = self.memories.replay
         if self.strength and len(memory) and (not self.inverses or self.age >= self.refresh_every):
             n = min(self.n_images, len(memory))
             slots = np.arange(n) * len(memory) // n
             self.refresh(memory.images[torch.from_numpy(slots).to(memory.images.device)])
-        return super().plan(new, memories, planning)
 
     def refresh(self, images: Tensor) -> None:
         """P⁻¹ of every layer, from what goes into it now."""
@@ -84,34 +86,23 @@ class LPR(Wrapper):
             self.inverses[name] = torch.cholesky_inverse(torch.linalg.cholesky(proximal)).to(self.net.classifier.weight)
         self.age = 0
 
-    def held(self) -> list[tuple[Affine, Tensor]]:
+    def held(self) -> dict[str, tuple[Affine, Tensor]]:
         """The layers that this step trains and that have a matrix, with P⁻¹."""
-        layers = ((self.layers[name], inverse) for name, inverse in self.inverses.items())
-        return [(layer, inverse) for layer, inverse in layers if all(value.grad is not None for value in layer.parameters)]
+        layers = {name: (self.layers[name], inverse) for name, inverse in self.inverses.items()}
+        return {name: of for name, of in layers.items() if all(value.grad is not None for value in of[0].parameters)}
 
     def after_backward(self, batch: Batch) -> None:
-        super().after_backward(batch)
-        if self.acts_on == "update":
-            self.before = [layer.matrix(torch.Tensor.detach) for layer, _ in self.held()]
-            return
-        for layer, inverse in self.held():
-            layer.put(inverse @ layer.matrix(gradient), gradient)
+        for name, (layer, inverse) in self.held().items():
+            if self.acts_on == "update":
+                batch.targets[f"lpr/{name}"] = layer.matrix(torch.Tensor.detach)
+            else:
+                layer.put(inverse @ layer.matrix(gradient), gradient)
 
     def after_step(self, out: Taps, batch: Batch) -> None:
-        if self.acts_on == "update":
-            for (layer, inverse), before in zip(self.held(), self.before, strict=True):
+        for name, (layer, inverse) in self.held().items():
+            if (before := batch.targets.get(f"lpr/{name}")) is not None:
                 layer.put(before + inverse @ (layer.matrix(torch.Tensor.detach) - before), torch.Tensor.detach)
         self.age += 1
-        super().after_step(out, batch)  # averages follow the weights that the step ends with
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"inverses": self.inverses, "age": self.age}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        device = self.net.classifier.weight.device
-        self.inverses = {name: inverse.to(device) for name, inverse in state["inverses"].items()}
-        self.age = state["age"]
 
 
 def gradient(parameter: torch.nn.Parameter) -> Tensor:

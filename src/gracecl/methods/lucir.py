@@ -27,15 +27,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from torch import Tensor
 
-from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps
+from gracecl.core import Batch, LossTable, Plan, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.functional.losses import cosine_distance, cross_entropy, margin_ranking
 from gracecl.memory import Memories
-from gracecl.methods.base import Boundaries
+from gracecl.methods.base import Traits
 from gracecl.methods.replay import Replay
 from gracecl.nets.class_means import class_means
 from gracecl.nets.heads import CosineHead, HeldRows
@@ -67,7 +67,8 @@ class LUCIR(Replay):
     last_relu: bool = False
     """keep the ReLU that features end in"""
 
-    boundaries: ClassVar[Boundaries] = "required"
+    traits = Traits(boundaries="required")
+    state = ("teacher", "met")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
@@ -78,15 +79,15 @@ class LUCIR(Replay):
         self.held, self.teacher = HeldRows(self.head), Teacher(net)
         self.met: tuple[int, ...] = ()
         """classes met before this step"""
-        self.directions: Tensor | None = None
-        """`[L, C, D]`: the mean directions of the classes that this step meets first, where their rows are to be imprinted"""
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
-        self.directions = self.first_directions(new) if self.imprint == "lazy" and new.progress.old else None
-        return {"all": Selection(np.arange(len(new)), memories.replay.draw(self.recalled(new), planning.rng))}
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> Plan:
+        directions = self.first_directions(new) if self.imprint == "lazy" and new.progress.old else None
+        slots = memories.replay.draw(self.recalled(new), planning.rng)
+        return Plan({"all": Selection(np.arange(len(new)), slots, found={"directions": directions})})
 
     def first_directions(self, new: StreamBatch) -> Tensor | None:
-        """By the images as they are, in evaluation mode; 0 for all other classes."""
+        """`[L, C, D]`: the mean directions of the classes that this batch brings first, by its images as they are and in
+        evaluation mode; 0 for all other classes."""
         arriving = np.flatnonzero(~np.isin(new.labels, self.met))
         if len(arriving) == 0:
             return None
@@ -94,13 +95,13 @@ class LUCIR(Replay):
         return class_means(self.net, theirs.x, theirs.labels, seen=())
 
     def prepare(self, batch: Batch) -> None:
-        if self.directions is not None:
-            self.head.imprint(self.directions, like=batch.old)
-        self.met, self.directions = batch.progress.seen, None
+        directions = batch.blocks["all"].found.get("directions")
+        if directions is not None:
+            self.head.imprint(directions, like=batch.old)
+        self.met = batch.progress.seen
         self.held.remember()
-
-    def targets(self, batch: Batch) -> dict[str, Tensor]:
-        return {"lucir": self.teacher(batch.x).features} if self.teacher else {}
+        if self.teacher:
+            batch.targets["lucir"] = self.teacher(batch.x).features
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         table = {"ce/all": cross_entropy(out.logits, batch.y, batch.seen)}
@@ -120,10 +121,3 @@ class LUCIR(Replay):
 
     def end_task(self, memories: Memories, progress: Progress) -> None:
         self.teacher.renew()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"teacher": self.teacher.state_dict(), "met": self.met}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.teacher.load_state_dict(state["teacher"])
-        self.met = tuple(state["met"])

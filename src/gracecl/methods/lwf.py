@@ -15,15 +15,12 @@ streams without task marks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
-import numpy as np
-from torch import Tensor
-
-from gracecl.core import Batch, LossTable, Progress, StreamBatch, Taps
+from gracecl.core import Batch, LossTable, Progress, Taps
 from gracecl.functional.losses import distillation
 from gracecl.memory import Memories
-from gracecl.methods.base import Addition, Boundaries
+from gracecl.methods.base import Addition, Traits
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.teacher import Teacher
 from gracecl.registry import methods
@@ -42,8 +39,8 @@ class LwF(Addition):
     every: Annotated[int, AtLeast(0)] = 500
     """steps after which the teacher is renewed on a stream without task marks, which is our extension; 0 is never"""
 
-    boundaries: ClassVar[Boundaries] = "used"
-    clock = "every"
+    traits = Traits(boundaries="used", interval="every")
+    state = ("teacher",)
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
@@ -52,21 +49,12 @@ class LwF(Addition):
     def end_task(self, memories: Memories, progress: Progress) -> None:
         self.teacher.renew(progress.seen)
 
-    def targets(self, batch: Batch) -> dict[str, Tensor]:
-        return {"lwf": self.teacher(batch.x).logits} if self.teacher else {}
+    def prepare(self, batch: Batch) -> None:
+        if self.teacher:
+            batch.targets["lwf"] = self.teacher(batch.x).logits
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         if "lwf" not in batch.targets:
             return {}
         divergence = distillation(out.logits, batch.targets["lwf"], self.temperature, self.teacher.classes)
         return {"kd/lwf": self.strength * self.temperature**2 * divergence}
-
-    def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
-        if new.progress.tick(self.every):
-            self.teacher.renew(new.progress.seen)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"teacher": self.teacher.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.teacher.load_state_dict(state["teacher"])

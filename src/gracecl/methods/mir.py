@@ -70,7 +70,7 @@ class MIR(ER):
     ) -> tuple[Tensor, Tensor]:
         """`[C]` each: what the loss of each candidate is compared with, and what it would be after the virtual step."""
         net, memory, device = self.net, memories.replay, new.x.device
-        x = net.pixels.normalise(new.x) if planning.preview is None else planning.preview()[: len(new)]
+        x = net.pixels.normalise(new.x) if planning.preview is None else planning.preview((planning.augment,))
         direction = gradient(net, x, torch.from_numpy(new.labels).to(device), "frozen")
         ahead = step_ahead(net, direction, rate_ahead(self.virtual_lr, planning.learning_rate))
         candidates, labels = net.pixels.normalise(memory[slots]), torch.from_numpy(memory.labels[slots]).to(device)
@@ -81,13 +81,10 @@ class MIR(ER):
         return now, then
 
     def after_step(self, out: Taps, batch: Batch) -> None:
-        """Remembers the smallest losses, where the criterion asks for them."""
+        """Keeps the smallest losses, where the criterion asks for them."""
         for block in batch.blocks.values():
             if SCORED in block.found:
                 slots, losses = block.found[SCORED]
                 block.memory.attributes[BEST_LOSS][torch.from_numpy(slots).to(losses.device)] = losses
-
-    def attributes(self, out: Taps, batch: Batch) -> dict[str, Tensor]:
-        if self.criterion == "growth":
-            return {}
-        return {BEST_LOSS: cross_entropy_of_each(out.logits, batch.y).sum(dim=0)[batch.stream_rows]}
+        if self.criterion == "over_best":
+            batch.keep(**{BEST_LOSS: cross_entropy_of_each(out.logits, batch.y).sum(dim=0)})

@@ -30,13 +30,12 @@ class Mirrored(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.trains == "evaluation":
+        if self.inside.traits.trains == "evaluation":
             raise UserError(
                 f"{self.name} looks through the learner's own net, and {self.inner!r} predicts by another; use it alone"
             )
 
-    @property
-    def eval_net(self) -> TappedNet:
-        net = copy.copy(self.inner.eval_net)  # the same weights
+    def eval_net(self, net: TappedNet) -> TappedNet:
+        net = copy.copy(net)  # the same weights
         net.mirrored = True
         return net

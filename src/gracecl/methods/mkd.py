@@ -20,16 +20,15 @@ Learning, CVPR 2024), with the average in the place of its second net, and RandA
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
-from torch import Tensor
 
-from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
+from gracecl.core import Batch, LossTable, Taps
 from gracecl.functional.losses import distillation
 from gracecl.functional.rand_augment import RandAugment
 from gracecl.memory import Memories
-from gracecl.methods.base import Method, Wrapper, joined
+from gracecl.methods.base import Method, Wrapper
 from gracecl.nets.tapped import BATCH_NORMS, TappedNet
 from gracecl.nets.teacher import frozen_copy
 from gracecl.registry import methods
@@ -58,9 +57,11 @@ class MKD(Wrapper):
     predict: Literal["mean", "teacher", "net"] = "mean"
     """whose weights predict; all with the net's running statistics"""
 
+    state = ("teacher", "begun")
+
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
-        self.teacher, self.mean = frozen_copy(net).train(), frozen_copy(net)
+        self.teacher = frozen_copy(net).train()
         for module in self.teacher.modules():
             if isinstance(module, BATCH_NORMS):
                 module.momentum = 0.0  # it uses each batch's statistics and keeps none
@@ -68,27 +69,22 @@ class MKD(Wrapper):
         self.begun = False
         self.layer_weight = weight.to(net.classifier.weight.device)
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+    def prepare(self, batch: Batch) -> None:
         if not self.begun:  # whatever weights the first step starts from, the teacher starts from too
             self.follow(1.0)
-        return super().plan(new, memories, planning)
-
-    def targets(self, batch: Batch) -> dict[str, Tensor]:
         self.net.meter.count(forward=len(batch))
         x = batch.x
         if self.harder:
             view = RandAugment(self.harder, self.magnitude)
             x = view(x, batch.rng("the teacher's view").random((len(batch), view.draws)), self.net.pixels)
-        return joined(self, "target", super().targets(batch), {"mkd": self.teacher(x).logits})
+        batch.targets["mkd"] = self.teacher(x).logits
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         rows = batch.supervised
         towards = distillation(out.logits[:, rows], batch.targets["mkd"][:, rows], self.temperature)
-        own = {"kd/teacher": self.strength * self.temperature**2 * self.layer_weight * towards}
-        return joined(self, "loss row", super().losses(out, batch), own)
+        return {"kd/teacher": self.strength * self.temperature**2 * self.layer_weight * towards}
 
     def after_step(self, out: Taps, batch: Batch) -> None:
-        super().after_step(out, batch)
         self.follow(self.teacher_rate)
         self.begun = True
 
@@ -98,24 +94,11 @@ class MKD(Wrapper):
             for slow, fast in zip(self.teacher.parameters(), self.net.parameters(), strict=True):
                 slow.lerp_(fast, share)
 
-    @property
-    def eval_net(self) -> TappedNet:
+    def eval_net(self, net: TappedNet) -> TappedNet:
         if self.predict == "net":
-            return self.inner.eval_net
-        share = 0.5 if self.predict == "mean" else 0.0
+            return net
+        mean, share = frozen_copy(self.net), 0.5 if self.predict == "mean" else 0.0
         with torch.no_grad():
-            for mean, slow, fast in zip(self.mean.parameters(), self.teacher.parameters(), self.net.parameters(), strict=True):
-                mean.copy_(slow).lerp_(fast, share)
-            for own, latest in zip(self.mean.buffers(), self.net.buffers(), strict=True):
-                own.copy_(latest)
-        return self.mean
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"teacher": dict(self.teacher.named_parameters()), "begun": self.begun}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.begun = state["begun"]
-        with torch.no_grad():
-            for name, value in self.teacher.named_parameters():
-                value.copy_(state["teacher"][name])
+            for own, slow, fast in zip(mean.parameters(), self.teacher.parameters(), self.net.parameters(), strict=True):
+                own.copy_(slow).lerp_(fast, share)
+        return mean

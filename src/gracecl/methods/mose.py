@@ -24,21 +24,21 @@ are ruled out at inference for every rule; the fusion layer that the program nev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gracecl.core import NO_TASK, Batch, Ints, LossTable, Planning, Progress, Selection, StreamBatch, Taps
+from gracecl.core import NO_TASK, Batch, Ints, LossTable, Plan, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
-from gracecl.functional.augment import Mirror, View
+from gracecl.functional.augment import Mirror
 from gracecl.functional.losses import classes_among, cross_entropy, frobenius_distance, full_precision, supervised_contrast
 from gracecl.memory import Memories, Memory
-from gracecl.methods.base import Boundaries, Method
+from gracecl.methods.base import Method, Traits
 from gracecl.nets.class_means import class_means, nearest_mean
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
@@ -63,8 +63,7 @@ class MOSE(Method):
     inference: Literal["ncm_mean", "ncm_last", "linear_mean", "linear_votes", "linear_last"] = "ncm_mean"
     """the headline rule; all are reported"""
 
-    boundaries: ClassVar[Boundaries] = "used"
-    wants_taps: ClassVar[bool] = True
+    traits = Traits(boundaries="used", all_taps=True)
 
     @property
     def rule(self) -> str:
@@ -78,20 +77,22 @@ class MOSE(Method):
         self.teachers = torch.tensor([layer for layer in range(net.layers) if layer != student], dtype=torch.int64)
         self.adapt = net.extra("adaptation", nn.Linear(net.width, net.width))
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+    def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
         memory, progress, b = memories.replay, new.progress, len(new)
         if len(memory) == 0:
-            return {}
+            return
         current = progress.current if progress.task != NO_TASK else tuple(dict.fromkeys(new.labels.tolist()))
         alone = len(current) == len(progress.seen) if progress.task == NO_TASK else progress.task == 0
         wanted = self.n_recall if alone else max(0, self.n_recall // 2 - b)
+        views = (), (Mirror(),), planning.augment, (Mirror(), *planning.augment)
         recalled = self.draw(memory, 0 if progress.first_of_task else wanted, planning.rng, progress, current)
-        blocks = {"new": Selection(np.arange(b), recalled)}
+        blocks = {"new": Selection(np.arange(b), recalled, views=views)}
         if not alone:
             n_new = min(self.n_recall * len(current) // len(progress.seen), b)
             n_past = min(self.n_recall - n_new, self.per_class * len(progress.seen))
-            blocks["balanced"] = Selection(np.arange(n_new), self.draw(memory, n_past, planning.rng, progress, current, past=True))
-        return {name: rows for name, rows in blocks.items() if len(rows)}
+            past = self.draw(memory, n_past, planning.rng, progress, current, past=True)
+            blocks["balanced"] = Selection(np.arange(n_new), past, views=views)
+        yield Plan({name: rows for name, rows in blocks.items() if len(rows)})
 
     def draw(
         self, memory: Memory, n: int, rng: np.random.Generator, progress: Progress, current: tuple[int, ...], past: bool = False
@@ -100,9 +101,6 @@ class MOSE(Method):
         if progress.task == NO_TASK:
             return memory.draw(n, rng, except_labels=current) if past else memory.draw(n, rng, labels=current)
         return memory.draw(n, rng, except_task=progress.task) if past else memory.draw(n, rng, task=progress.task)
-
-    def views(self, block: str, augment: View) -> Sequence[View]:
-        return (), (Mirror(),), augment, (Mirror(), *augment)
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         new = batch.rows("new")

@@ -17,13 +17,12 @@ Differences from a paper: none, there is none. Batch statistics and contrast see
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Annotated
 
-import torch
-from torch import Tensor
-
-from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps
+from gracecl.core import Plan, Planning, Progress, Selection, StreamBatch
 from gracecl.errors import UserError
 from gracecl.memory import Memories
 from gracecl.methods.base import Method, Wrapper
@@ -43,31 +42,41 @@ class MultiUpdate(Wrapper):
     lr_factor: Annotated[float, Above(0)] = 1.0
     """their learning rate as a multiple of the inner method's"""
 
-    @property
-    def repeats(self) -> int:  # type: ignore[override]
-        return self.updates * self.inner.repeats
+    def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
+        rate = planning.learning_rate
+        planning = replace(planning, learning_rate=None if rate is None else self.lr_factor * rate)
+        # Each turn follows plans of its own, so that every update draws its images anew.
+        turns = [self.inside.plans(new, memories, planning) for _ in range(self.updates)]
+        for turn, plans in cycle(enumerate(turns)):
+            plan = next(plans, None)
+            if plan is None:
+                return
+            images = max((len(rows.stream) for rows in plan.blocks.values()), default=0) or self.updates
+            kept = {block: self.part_of(rows, turn, images) for block, rows in plan.blocks.items()}
+            kept = {block: rows for block, rows in kept.items() if len(rows)}
+            forwards = plan.forwards and [[block for block in group if block in kept] for group in plan.forwards]
+            yield replace(
+                plan,
+                blocks=kept,
+                forwards=forwards and [group for group in forwards if group],
+                rate=self.lr_factor * plan.rate,
+                shared_out=f"{self!r}: the losses of {self.inner!r} need more views or images in one update than {self.updates} "
+                f"updates leave; use fewer updates or {self.inner!r} alone",
+            )
 
-    def rate(self, progress: Progress) -> float:
-        return self.lr_factor * super().rate(progress)
+    def closing(self, progress: Progress, memories: Memories, planning: Planning) -> Iterator[Plan]:
+        for plan in self.inside.closing(progress, memories, planning):
+            yield replace(plan, rate=self.lr_factor * plan.rate)
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
-        step, turn = divmod(planning.repeat, self.updates)
-        if turn == 0:
-            self.gathered: dict[str, Tensor] = {}
-        plan = super().plan(new, memories, replace(planning, repeat=step))
-        images = max((len(rows.stream) for rows in plan.values()), default=0) or self.updates
-        kept = {block: self.part_of(rows, len(self.views(block, ())), turn, images) for block, rows in plan.items()}
-        self.batch, self.stream_rows = len(new), next((rows.stream for rows in kept.values() if len(rows.stream)), new.labels[:0])
-        return {block: rows for block, rows in kept.items() if len(rows)}
-
-    def part_of(self, rows: Selection, views: int, turn: int, images: int) -> Selection:
+    def part_of(self, rows: Selection, turn: int, images: int) -> Selection:
         """Keep an update's share of a block's views and images; `images` of the stream make at most as many parts."""
-        shown = tuple(range(views)) if rows.shown is None else rows.shown
-        groups, parts = self.shares(len(shown))
+        groups, parts = self.shares(1 if rows.views is None else len(rows.views))
         parts, place = min(parts, images), turn // groups
         mine = slice(place, None, parts) if place < parts else slice(0)
-        kept = tuple(view for place, view in enumerate(shown) if there_and_back(place, groups) == turn % groups)
-        return replace(rows, stream=rows.stream[mine], slots=rows.slots[mine], shown=kept)
+        views = rows.views and tuple(
+            view for place, view in enumerate(rows.views) if there_and_back(place, groups) == turn % groups
+        )
+        return replace(rows, stream=rows.stream[mine], slots=rows.slots[mine], views=views)
 
     def shares(self, views: int) -> tuple[int, int]:
         """Into how many groups the views are shared out, and into how many parts the images."""
@@ -77,23 +86,6 @@ class MultiUpdate(Wrapper):
                 f"multi_update: {self.updates} updates cannot share out {views} views of each image; use a divisor or a multiple"
             )
         return fewer, self.updates // fewer
-
-    def losses(self, out: Taps, batch: Batch) -> LossTable:
-        try:
-            return super().losses(out, batch)
-        except (RuntimeError, IndexError) as error:
-            raise UserError(
-                f"{self!r}: the losses of {self.inner!r} need more views or images in one update than {self.updates} updates leave "
-                f"({error}); use fewer updates or {self.inner!r} alone"
-            ) from error
-
-    def attributes(self, out: Taps, batch: Batch) -> dict[str, Tensor]:
-        """Those of this update's images beside those of the updates before it: after the last, the whole batch's."""
-        for name, value in super().attributes(out, batch).items():
-            if name not in self.gathered:
-                self.gathered[name] = value.new_zeros(self.batch, *value.shape[1:])
-            self.gathered[name][torch.from_numpy(self.stream_rows).to(value.device)] = value
-        return self.gathered
 
 
 def there_and_back(place: int, groups: int) -> int:

@@ -29,18 +29,17 @@ without task marks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from torch import Tensor
 
-from gracecl.core import Batch, LossTable, Planning, Progress, Selection, StreamBatch, Taps
+from gracecl.core import Batch, LossTable, Plan, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.functional import augment
-from gracecl.functional.augment import View
 from gracecl.functional.losses import INFO_NCE_EPSILON, cross_entropy, info_nce, info_nce_terms, logit_distance, products, unit
 from gracecl.memory import Memories
-from gracecl.methods.base import Boundaries
-from gracecl.methods.rotation_contrast import RotationContrast, pseudo_labels, raw_turned
+from gracecl.methods.base import Traits
+from gracecl.methods.rotation_contrast import RotationContrast, pseudo_labels, raw_turned, turned_plan
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.teacher import Teacher
 from gracecl.registry import methods
@@ -57,8 +56,8 @@ class OCM(RotationContrast):
     every: Annotated[int, AtLeast(0)] = 500
     """steps after which the teacher is renewed on a stream without task marks, which is our extension; 0 is never"""
 
-    boundaries: ClassVar[Boundaries] = "used"
-    clock = "every"
+    traits = Traits(boundaries="used", interval="every")
+    state = ("teacher",)
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
@@ -67,25 +66,21 @@ class OCM(RotationContrast):
     def end_task(self, memories: Memories, progress: Progress) -> None:
         self.teacher.renew(progress.seen)
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> Plan:
         stream = Selection(np.arange(len(new)))
-        replay = Selection(stream.stream[:0], memories.replay.draw(self.recalled(new) if self.teacher else 0, planning.rng))
+        replay = Selection(slots=memories.replay.draw(self.recalled(new) if self.teacher else 0, planning.rng))
         if len(replay) == 0:
-            return {"new": stream, "supervised": stream}
-        return {"new": stream, "replay": replay, "supervised": replay}
+            return turned_plan({"new": stream}, {"supervised": stream}, planning.augment)
+        return turned_plan({"new": stream, "replay": replay}, {"supervised": replay}, planning.augment)
 
-    def views(self, block: str, augment: View) -> tuple[View, ...]:
-        self.augmentation = augment
-        return tuple(super().views(block, augment))
-
-    def targets(self, batch: Batch) -> dict[str, Tensor]:
-        if "replay" not in batch.blocks:
-            return {}
-        block = batch.blocks["replay"]
-        draws = batch.rng("the teacher's view").random((block.images, augment.draws(self.augmentation)))
-        another = augment.apply(self.augmentation, batch.x[block.view(0)], draws, self.net.pixels)
-        projected = self.teacher(batch.x[raw_turned(block)]).embedding
-        return {"ocm/projected": projected, "ocm/logits": self.teacher(another).logits}
+    def prepare(self, batch: Batch) -> None:
+        super().prepare(batch)
+        if "replay" in batch.blocks:
+            block, view = batch.blocks["replay"], batch.augment
+            draws = batch.rng("the teacher's view").random((block.images, augment.draws(view)))
+            another = augment.apply(view, batch.x[block.view(0)], draws, self.net.pixels)
+            batch.targets["ocm/projected"] = self.teacher(batch.x[raw_turned(block)]).embedding
+            batch.targets["ocm/logits"] = self.teacher(another).logits
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         supervised, replayed = batch.rows("supervised"), "replay" in batch.blocks
@@ -101,13 +96,3 @@ class OCM(RotationContrast):
         z = self.projected(out, batch)[:, raw_turned(batch.blocks["replay"])]
         similarity = products(unit(z, INFO_NCE_EPSILON), unit(batch.targets["ocm/projected"], INFO_NCE_EPSILON))
         return info_nce(info_nce_terms(similarity, self.temperature), pseudo_labels(self.labels_of("replay", batch), batch.classes))
-
-    def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
-        if new.progress.tick(self.every):
-            self.teacher.renew(new.progress.seen)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"teacher": self.teacher.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.teacher.load_state_dict(state["teacher"])

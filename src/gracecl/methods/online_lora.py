@@ -31,27 +31,30 @@ moments that Adam has left move it. reference=True does all of that. Images are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
+from gracecl.core import Batch, LossTable, Plan, Planning, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional import optim
 from gracecl.functional.losses import cross_entropy_of_each, full_precision
 from gracecl.memory import Memories
-from gracecl.methods.base import Method
+from gracecl.methods.base import Method, Traits
 from gracecl.nets.flat import FlatParameters
 from gracecl.nets.scoring import gradients_of_each
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.trunk import LowRankLinear, TrunkOptions, attention_projections
 from gracecl.registry import methods
 from gracecl.registry.spec import Above, AtLeast
+
+LOSS = "loss"
+"""stored beside each image: the mean loss of the batch that it came with, when it was last trained on"""
 
 
 @methods.register("online_lora")
@@ -76,7 +79,8 @@ class OnlineLoRA(Method):
     reference: bool = False
     """do as the authors' program does, faults included: see the differences above"""
 
-    needs_attention: ClassVar[bool] = True
+    traits = Traits(attention=True)
+    state = ("importance", "frozen", "consolidated", "losses_seen", "sizes")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
@@ -109,9 +113,9 @@ class OnlineLoRA(Method):
         """`[P]`: a tensor for each factor of the adapters as one vector, 0 for all other weights."""
         return self.flat.gather(lambda parameter: value_of(parameter) if parameter in self.names else torch.zeros_like(parameter))
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
-        hard = {"hard": Selection(np.empty(0, np.int64), np.arange(sum(self.sizes)))} if self.sizes else {}
-        return {"new": Selection(np.arange(len(new)))} | hard
+    def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
+        hard = {"hard": Selection(slots=np.arange(sum(self.sizes)))} if self.sizes else {}
+        yield Plan({"new": Selection(np.arange(len(new)))} | hard)
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         of_batches = self.loss_of_each_batch(out, batch)
@@ -130,9 +134,14 @@ class OnlineLoRA(Method):
         return torch.stack([part.mean(dim=1) for part in parts], dim=1)
 
     def after_step(self, out: Taps, batch: Batch) -> None:
-        self.latest: list[float] = self.loss_of_each_batch(out, batch).mean(dim=0).tolist()
-        if self.losses_seen.add(sum(self.latest), ready=bool(self.sizes) or self.reference):
+        losses = self.loss_of_each_batch(out, batch).mean(dim=0)
+        if self.losses_seen.add(sum(losses.tolist()), ready=bool(self.sizes) or self.reference):
             self.consolidate(batch)
+        of_images = losses.repeat_interleave(torch.tensor([batch.blocks["new"].images, *self.sizes], device=losses.device))
+        batch.keep(**{LOSS: of_images})
+        if self.sizes:
+            block = batch.blocks["hard"]
+            block.memory.attributes[LOSS][: block.images] = of_images[block.rows]
 
     def consolidate(self, batch: Batch) -> None:
         """Finds what was important to the adapters, and folds them."""
@@ -175,12 +184,16 @@ class OnlineLoRA(Method):
         for factor in self.names:
             factor.zero_()
 
-    def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
+    def after_batch(self, memories: Memories, new: StreamBatch) -> None:
         """The hardest batches, as many as n_hard and the memory allow."""
         memory, sizes = memories.replay, [len(new), *self.sizes]
+        of_images = new.kept[LOSS]
+        if self.sizes:
+            of_images = torch.cat([of_images, memory.attributes[LOSS][: len(memory)]])
+        losses = of_images[torch.from_numpy(np.cumsum([0, *sizes[:-1]])).to(of_images.device)].tolist()
         kept: list[int] = []
         room = memory.capacity
-        for entry in sorted(range(len(sizes)), key=lambda entry: -self.latest[entry]):
+        for entry in sorted(range(len(sizes)), key=lambda entry: -losses[entry]):
             if len(kept) < self.n_hard and 0 < sizes[entry] <= room:  # one that does not fit costs no other its place
                 kept.append(entry)
                 room -= sizes[entry]
@@ -194,21 +207,7 @@ class OnlineLoRA(Method):
         self.sizes = [sizes[entry] for entry in kept]
         for entry in kept:
             slots = len(memory) + np.arange(sizes[entry])
-            memory.put(slots, images, rows[entry], labels, int(tasks[rows[entry][0]]), {})
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "importance": self.importance,
-            "frozen": self.frozen,
-            "consolidated": self.consolidated,
-            "losses": self.losses_seen.state_dict(),
-            "sizes": list(self.sizes),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.importance, self.frozen = state["importance"].to(self.importance), state["frozen"].to(self.frozen)
-        self.consolidated, self.sizes = state["consolidated"], list(state["sizes"])
-        self.losses_seen.load_state_dict(state["losses"])
+            memory.put(slots, images, rows[entry], labels, int(tasks[rows[entry][0]]), {LOSS: of_images})
 
 
 class LossWindow:

@@ -32,16 +32,15 @@ image, which is our extension.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, Ints, LossTable, Planning, Selection, StreamBatch, Taps
-from gracecl.functional.augment import Blend, Floats, View
+from gracecl.core import Batch, Ints, LossTable, Plan, Planning, Selection, StreamBatch, Taps
+from gracecl.functional.augment import Blend, Floats
 from gracecl.functional.losses import (
     INFO_NCE_EPSILON,
     classes_among,
@@ -52,8 +51,8 @@ from gracecl.functional.losses import (
     unit,
 )
 from gracecl.memory import Memories, Memory
-from gracecl.methods.base import Boundaries
-from gracecl.methods.rotation_contrast import RotationContrast
+from gracecl.methods.base import Traits
+from gracecl.methods.rotation_contrast import RotationContrast, turned_plan
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 from gracecl.registry.spec import Above, Within
@@ -91,27 +90,30 @@ class OnPro(RotationContrast):
     prototype_temperature: Annotated[float, Above(0)] = 0.5
     """τ_p"""
 
-    boundaries: ClassVar[Boundaries] = "used"
+    traits = Traits(boundaries="used")
+    state = ("proto",)
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
         self.proto = net.projector.weight.new_zeros(net.classes, net.projector.weight.shape[-1])
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
-        stream, nothing, first_task = Selection(np.arange(len(new))), np.empty(0, np.int64), new.progress.task == 0
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> Plan:
+        stream, first_task = Selection(np.arange(len(new))), new.progress.task == 0
         slots = memories.replay.draw(self.n_recall if first_task else self.recalled(new), planning.rng)
-        seen = {"seen": Selection(nothing, slots)} if len(slots) else {}
+        seen = {"seen": Selection(slots=slots, views=((), planning.augment))} if len(slots) else {}
         if first_task or not seen:
-            return {"new": stream, "supervised": stream, **seen}
+            return turned_plan({"new": stream}, {"supervised": stream, **seen}, planning.augment)
         plain = Mixes(slots, slots, np.zeros(len(slots)))
         mixes = plain if new.progress.first_of_task else self.prototype_feedback(slots, new, memories.replay, planning.rng)
         first, second = (memories.replay.labels[slots] for slots in (mixes.first, mixes.second))
         found = [("other", second), ("share", mixes.share), ("mixed_label", mixed_labels(first, second, mixes.share))]
+        replay = Selection(slots=mixes.first, found={name: torch.from_numpy(value).to(new.x.device) for name, value in found})
         blend = Blend(memories.replay[mixes.second], mixes.share)
-        replay = Selection(
-            nothing, mixes.first, before=(blend,), found={name: torch.from_numpy(value).to(new.x.device) for name, value in found}
-        )
-        return {"new": stream, "replay": replay, "supervised": replay, **seen}
+        plan = turned_plan({"new": stream, "replay": replay}, {"supervised": replay, **seen}, planning.augment)
+        for block in ("replay", "supervised"):  # images are mixed before they are turned or augmented
+            views = plan[block].views or (planning.augment,)
+            plan.blocks[block] = replace(replay, views=tuple((blend, *view) for view in views))
+        return plan
 
     def prototype_feedback(self, slots: Ints, new: StreamBatch, memory: Memory, rng: np.random.Generator) -> Mixes:
         """APF. Slots are needed on the host, so this waits for the device once."""
@@ -141,9 +143,6 @@ class OnPro(RotationContrast):
         mixed = rng.random(len(counts)) < self.mix_probability
         share = rng.beta(self.concentration, self.concentration, len(pair))
         return Mixes(first, second, np.where(mixed[pair], share, 0.0))
-
-    def views(self, block: str, augment: View) -> Sequence[View]:
-        return ((), augment) if block == "seen" else super().views(block, augment)
 
     def labels_of(self, block: str, batch: Batch) -> Tensor:
         return batch.blocks[block].found["mixed_label"] if block == "replay" else super().labels_of(block, batch)
@@ -176,12 +175,6 @@ class OnPro(RotationContrast):
         if "seen" in batch.blocks:
             raw, augmented = self.prototypes(out, batch, "seen")
             self.proto = (raw[-1] + augmented[-1]) / 2
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"proto": self.proto}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.proto = state["proto"].to(self.proto.device)
 
 
 def mixed_labels(first: Ints, second: Ints, share: Floats) -> Floats:

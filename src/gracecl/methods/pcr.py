@@ -19,17 +19,14 @@ step trains on the new images' two views once memory holds anything; n_recall is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 
-from gracecl.core import Batch, LossTable, Planning, Selection, StreamBatch, Taps
-from gracecl.functional.augment import View
+from gracecl.core import Batch, LossTable, Plan, Planning, Selection, StreamBatch, Taps, apart
 from gracecl.functional.losses import proxy_contrast
 from gracecl.memory import Memories
-from gracecl.methods.base import SeparateForwards
 from gracecl.methods.replay import Replay
 from gracecl.nets.heads import CosineHead
 from gracecl.nets.tapped import TappedNet
@@ -41,7 +38,7 @@ COSINE_EPSILON = 1e-6
 
 @methods.register("pcr")
 @dataclass(eq=False, repr=False)
-class PCR(SeparateForwards, Replay):
+class PCR(Replay):
     """PCR: every image against the proxies of the classes in its step, each counted as often as the class occurs."""
 
     temperature: Annotated[float, Above(0)] = 0.09
@@ -53,15 +50,13 @@ class PCR(SeparateForwards, Replay):
         super().attach(net, memories)
         net.classifier = CosineHead(net.classifier, 1 / self.temperature, COSINE_EPSILON)
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> Plan:
         if len(memories.replay) == 0:
-            return {}
-        stream, slots = np.arange(len(new)), memories.replay.draw(self.recalled(new), planning.rng)
-        replay = {"replay": Selection(stream[:0], slots)} if len(slots) else {}
-        return {**replay, "new": Selection(stream)}
-
-    def views(self, block: str, augment: View) -> Sequence[View]:
-        return (), augment
+            return Plan({})
+        slots, views = memories.replay.draw(self.recalled(new), planning.rng), ((), planning.augment)
+        blocks = {"replay": Selection(slots=slots, views=views), "new": Selection(np.arange(len(new)), views=views)}
+        blocks = {block: rows for block, rows in blocks.items() if len(rows)}
+        return Plan(blocks, forwards=None if self.joint_forward else apart(blocks))
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         return {"ce/proxy": proxy_contrast(out.logits, batch.y)}

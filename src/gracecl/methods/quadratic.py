@@ -11,15 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gracecl.core import Batch, LossTable, Progress, StreamBatch, Taps
 from gracecl.memory import Memories
-from gracecl.methods.base import Addition, Boundaries
+from gracecl.methods.base import Addition, Traits
 from gracecl.nets.flat import FlatParameters
 from gracecl.nets.scoring import gradients_of_each, trainable
 from gracecl.nets.tapped import TappedNet
@@ -40,8 +39,8 @@ class QuadraticPenalty(Addition):
     every: Annotated[int, AtLeast(0)] = 500
     """steps between two consolidations on a stream without task marks, which is our extension; 0 is never"""
 
-    boundaries: ClassVar[Boundaries] = "used"
-    clock = "every"
+    traits = Traits(boundaries="used", interval="every")
+    state: ClassVar[tuple[str, ...]] = ("anchor", "importance", "consolidated")
     half: ClassVar[bool] = False
     """whether the paper writes the penalty as λ/2 instead of λ times the sum"""
 
@@ -61,10 +60,6 @@ class QuadraticPenalty(Addition):
         self.consolidate(memories, progress)
         self.consolidated = True
 
-    def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
-        if new.progress.tick(self.every):
-            self.end_task(memories, new.progress)
-
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         """No row before the first consolidation, so that the first task is that of the learner alone, to the bit."""
         if not self.consolidated or self.strength == 0:
@@ -79,13 +74,6 @@ class QuadraticPenalty(Addition):
         """Importances, 0 for weights that are left free."""
         return values if self._free is None else values.masked_fill(self._free, 0.0)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"anchor": self.anchor, "importance": self.importance, "consolidated": self.consolidated}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.anchor, self.importance = state["anchor"].to(self.anchor), state["importance"].to(self.anchor)
-        self.consolidated = state["consolidated"]
-
 
 @dataclass(eq=False, repr=False)
 class MeasuredAtTaskEnd(QuadraticPenalty):
@@ -98,9 +86,8 @@ class MeasuredAtTaskEnd(QuadraticPenalty):
         super().attach(net, memories)
         memories.scratch(self.name, self.n_fisher)
 
-    def observe(self, memories: Memories, new: StreamBatch, rng: np.random.Generator) -> None:
-        memories[self.name].add(rng, new.x, new.labels, new.progress.task)
-        super().observe(memories, new, rng)
+    def after_batch(self, memories: Memories, new: StreamBatch) -> None:
+        memories[self.name].add(new.rng("observe"), new.x, new.labels, new.progress.task)
 
     def normalised(self, images: Tensor) -> Tensor:
         """Stored bytes as the net sees them; what is normalised already stays."""

@@ -53,7 +53,7 @@ class RanPAC(ClosedForm):
     ridge: Annotated[float, Above(0)] | None = None
     """λ; None chooses it at each evaluation by the error on every fifth image"""
 
-    sums: ClassVar[tuple[str, ...]] = ("projection", "gram", "prototypes", "images")
+    state = ("projection", "gram", "prototypes", "images")
     family: ClassVar[str] = "ridge"
 
     def attach(self, net: TappedNet, memories: Memories) -> None:

@@ -19,14 +19,14 @@ images are drawn (the program: 10); predictions are the head's (the program's sc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from gracecl.core import Batch, LossTable, Taps
+from gracecl.core import Batch, LossTable, Plan, Planning, Progress, StreamBatch, Taps
 from gracecl.errors import UserError
-from gracecl.functional.augment import View
 from gracecl.functional.rand_augment import RandAugment
+from gracecl.memory import Memories
 from gracecl.methods.base import Method, Wrapper
 from gracecl.registry import methods
 from gracecl.registry.spec import Within
@@ -56,23 +56,36 @@ class RAR(Wrapper):
     joint: bool = True
     """one forward over all blocks, as the paper's program does; False leaves that to the inner method"""
 
-    @property
-    def repeats(self) -> int:  # type: ignore[override]
-        return self.iterations * self.inner.repeats
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.inside.traits.trains == "evaluation":
+            raise UserError(f"rar repeats steps on the stream, of which {self.inner!r} makes none; use {self.inner!r} alone")
 
-    def views(self, block: str, augment: View) -> Sequence[View]:
-        if self.augmentation == "randaugment":
-            augment = (RandAugment(self.operations, self.magnitude, self.pixel_ranges == "scaled"),)
-        return super().views(block, augment)
+    def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
+        planning = self.augmented(planning)
+        for _ in range(self.iterations):
+            for plan in self.inside.plans(new, memories, planning):
+                yield self.shown(plan, planning)
 
-    def forwards(self, blocks: list[str]) -> list[list[str]]:
-        return [blocks] if self.joint else super().forwards(blocks)
+    def closing(self, progress: Progress, memories: Memories, planning: Planning) -> Iterator[Plan]:
+        planning = self.augmented(planning)
+        for plan in self.inside.closing(progress, memories, planning):
+            yield self.shown(plan, planning)
 
-    def losses(self, out: Taps, batch: Batch) -> LossTable:
-        table = super().losses(out, batch)
+    def augmented(self, planning: Planning) -> Planning:
+        """Planning with this method's augmentation."""
+        if self.augmentation == "run":
+            return planning
+        return replace(planning, augment=(RandAugment(self.operations, self.magnitude, self.pixel_ranges == "scaled"),))
+
+    def shown(self, plan: Plan, planning: Planning) -> Plan:
+        """A plan with the augmentation of its planning, and in one forward if `joint` says so."""
+        return replace(plan, augment=planning.augment, forwards=None if self.joint else plan.forwards)
+
+    def adjust(self, table: LossTable, out: Taps, batch: Batch) -> LossTable:
         for row, weight in (("ce/new", self.stream_weight), ("ce/replay", self.memory_weight)):
             if weight != 1 and row in table:
-                table[row] = weight * table[row]
+                table = table | {row: weight * table[row]}
             elif weight != 1 and "ce/new" not in table:
                 raise UserError(f"rar: {self.inner!r} has no row {row} to weigh (its rows: {', '.join(table)})")
         return table

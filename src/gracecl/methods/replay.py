@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from gracecl.core import Ints, Progress, StreamBatch, Taps
+from gracecl.core import Ints, Plan, Planning, Progress, StreamBatch, Taps
 from gracecl.functional.losses import classes_among
 from gracecl.memory import Memories
 from gracecl.methods.base import Method
@@ -35,9 +36,13 @@ class Replay(Method):
         limit = self.recall_per_class
         return self.n_recall if limit is None else min(self.n_recall, limit * len(new.progress.seen))
 
-    @property
-    def repeats(self) -> int:  # type: ignore[override]
-        return self.mem_iters
+    def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
+        for _ in range(self.mem_iters):
+            yield self.plan(new, memories, planning)
+
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> Plan:
+        """One update: which images make it up."""
+        raise NotImplementedError(f"{type(self).__name__} must say which images make up an update")
 
     @property
     def rule(self) -> str:

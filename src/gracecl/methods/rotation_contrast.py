@@ -15,16 +15,15 @@ The projection has a quarter of the features' columns, as with the papers' 128 o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, Block, LossTable, Taps
+from gracecl.core import Batch, Block, LossTable, Plan, Selection, Taps, View, apart
 from gracecl.errors import UserError
-from gracecl.functional.augment import ROTATIONS, View
+from gracecl.functional.augment import ROTATIONS
 from gracecl.functional.losses import info_nce, info_nce_of_pairs, info_nce_terms, split_similarity
 from gracecl.memory import Memories
 from gracecl.methods.replay import Replay
@@ -60,15 +59,6 @@ class RotationContrast(Replay):
         if columns != net.projector.weight.shape[-1]:
             net.projector = StackedLinear(net.layers, net.width, columns).to(net.projector.weight)
 
-    def views(self, block: str, augment: View) -> Sequence[View]:
-        if block in TURNED:
-            return *ROTATIONS, *((*turned, *augment) for turned in ROTATIONS)
-        return (augment,)
-
-    def forwards(self, blocks: list[str]) -> list[list[str]]:
-        turned = [block for block in blocks if block in TURNED]
-        return [turned, *([block] for block in blocks if block not in TURNED)]
-
     def prepare(self, batch: Batch) -> None:
         batch.supervised = batch.rows("supervised")
 
@@ -99,6 +89,13 @@ class RotationContrast(Replay):
     def labels_of(self, block: str, batch: Batch) -> Tensor:
         """What makes images of a block the same class."""
         return batch.y[batch.blocks[block].view(0)]
+
+
+def turned_plan(turned: dict[str, Selection], others: dict[str, Selection], augment: View) -> Plan:
+    """Blocks that are seen in all rotations share a forward, and others have one each; all through an augmentation."""
+    views = (*ROTATIONS, *((*rotation, *augment) for rotation in ROTATIONS))
+    blocks = {block: replace(rows, views=views) for block, rows in turned.items()}
+    return Plan(blocks | others, forwards=[[*turned], *apart(others)])
 
 
 def pseudo_labels(y: Tensor, classes: int) -> Tensor:

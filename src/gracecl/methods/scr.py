@@ -21,20 +21,19 @@ end of each task, which is in the program's configurations but not in the paper,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.core import Batch, Ints, LossTable, Planning, Progress, Selection, StreamBatch, Taps
+from gracecl.core import Batch, Ints, LossTable, Plan, Planning, Progress, Selection, StreamBatch, Taps, View, apart
 from gracecl.errors import UserError
-from gracecl.functional.augment import View
 from gracecl.functional.losses import classes_among, cross_entropy, supervised_contrast
 from gracecl.memory import Memories
-from gracecl.methods.base import Boundaries, SeparateForwards
+from gracecl.methods.base import Traits
 from gracecl.methods.replay import Replay
 from gracecl.nets.class_means import class_means, nearest_mean
 from gracecl.nets.tapped import StackedLinear, TappedNet
@@ -47,7 +46,7 @@ REVIEW_SCALE = 0.1
 
 @methods.register("scr")
 @dataclass(eq=False, repr=False)
-class SCR(SeparateForwards, Replay):
+class SCR(Replay):
     """SCR: supervised contrast over two views of new and replayed images; predictions by the nearest class mean."""
 
     temperature: Annotated[float, Above(0)] = 0.1
@@ -66,14 +65,16 @@ class SCR(SeparateForwards, Replay):
     """what the nearest mean does with a seen class that memory holds no image of: never predict it, use its mean at the end of the
     last task that it had images at, or put it in a random direction"""
 
+    state = ("last_means", "ever_held")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.inference == "linear" and not self.train_head:
             raise UserError("scr: inference='linear' needs heads that were trained; add train_head=True")
 
     @property
-    def boundaries(self) -> Boundaries:  # type: ignore[override]
-        return "used" if self.review or self.without_images == "last_mean" else "unused"
+    def traits(self) -> Traits:  # type: ignore[override]
+        return Traits(boundaries="used" if self.review or self.without_images == "last_mean" else "unused")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
@@ -83,14 +84,16 @@ class SCR(SeparateForwards, Replay):
         self.last_means = torch.zeros(net.layers, net.classes, net.width, device=device)
         self.ever_held = torch.zeros(net.classes, dtype=torch.bool, device=device)
 
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> Plan:
         if len(memories.replay) == 0:
-            return {}
+            return Plan({})
         rows = Selection(np.arange(len(new)), memories.replay.draw(self.recalled(new), planning.rng))
-        return {"raw": rows, "augmented": rows}
+        return self.seen_twice("raw", "augmented", rows, planning.augment)
 
-    def views(self, block: str, augment: View) -> Sequence[View]:
-        return (augment,) if block.endswith("augmented") else ((),)
+    def seen_twice(self, raw: str, augmented: str, rows: Selection, augment: View) -> Plan:
+        """The images as they are in one block, augmented in another."""
+        blocks = {raw: replace(rows, views=((),)), augmented: replace(rows, views=(augment,))}
+        return Plan(blocks, forwards=None if self.joint_forward else apart(blocks))
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         table = {"ce/contrast": supervised_contrast(self.projected(out), batch.y, self.temperature)}
@@ -108,13 +111,12 @@ class SCR(SeparateForwards, Replay):
         projected: Tensor = self.net.projector(torch.relu(self.hidden(out.features)))
         return projected
 
-    def closing_steps(self, memories: Memories, progress: Progress, rng: np.random.Generator) -> Iterable[dict[str, Selection]]:
+    def closing(self, progress: Progress, memories: Memories, planning: Planning) -> Iterator[Plan]:
         """The review: memory in random order, in whole batches of n_recall."""
         batches = len(memories.replay) // self.n_recall if self.review and self.n_recall else 0
-        order, nothing = rng.permutation(len(memories.replay)), np.empty(0, np.int64)
+        order = planning.rng.permutation(len(memories.replay))
         for slots in np.split(order[: batches * self.n_recall], batches) if batches else ():
-            rows = Selection(nothing, slots)
-            yield {"review": rows, "review_augmented": rows}
+            yield self.seen_twice("review", "review_augmented", Selection(slots=slots), planning.augment)
 
     def after_backward(self, batch: Batch) -> None:
         if "review" in batch.blocks:
@@ -142,11 +144,3 @@ class SCR(SeparateForwards, Replay):
     def rules(self, out: Taps) -> dict[str, Tensor]:
         nearest = nearest_mean(out.features, self.means).masked_fill(~self.predictable, -torch.inf)
         return {"ncm": nearest} | ({"linear": out.logits} if self.train_head else {})
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"last_means": self.last_means, "ever_held": self.ever_held} if self.without_images == "last_mean" else {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self.without_images == "last_mean":
-            self.last_means = state["last_means"].to(self.last_means.device)
-            self.ever_held = state["ever_held"].to(self.ever_held.device)

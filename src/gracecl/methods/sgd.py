@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 from torch import Tensor
 
 from gracecl.core import Batch, LossTable, StreamBatch, Taps
@@ -37,5 +36,5 @@ class SGD(Method):
             return None
         return batch.seen if self.classes == "seen" else batch.current
 
-    def store(self, memories: Memories, new: StreamBatch, rng: np.random.Generator, attributes: dict[str, Tensor]) -> None:
+    def after_batch(self, memories: Memories, new: StreamBatch) -> None:
         """Keeps nothing."""

@@ -11,7 +11,7 @@ follows their sum. The first displacement is measured from the initial weights.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 
@@ -35,17 +35,19 @@ class SI(QuadraticPenalty):
     rectify: Literal["sum", "increment"] = "sum"
     """what is kept from becoming negative: the importance itself, as in the authors' program, or each task's share of it"""
 
+    state = ("path",)
+
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
         self.path = torch.zeros_like(self.anchor)
 
     def after_backward(self, batch: Batch) -> None:
-        self._gradient, self._before = self.flat.gradient(), self.flat.snapshot()
+        batch.targets |= {"si/gradient": self.flat.gradient(), "si/before": self.flat.snapshot()}
 
     def after_step(self, out: Taps, batch: Batch) -> None:
-        moved = self.flat.snapshot() - self._before
+        moved = self.flat.snapshot() - batch.targets["si/before"]
         # Where half precision skipped the step, nothing moved and the gradient may be infinite.
-        self.path -= torch.where(moved == 0, moved, self._gradient * moved)
+        self.path -= torch.where(moved == 0, moved, batch.targets["si/gradient"] * moved)
 
     def consolidate(self, memories: Memories, progress: Progress) -> None:
         weights = self.flat.snapshot()
@@ -55,10 +57,3 @@ class SI(QuadraticPenalty):
         )
         self.anchor = weights
         self.path = torch.zeros_like(self.path)
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"path": self.path}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.path = state["path"].to(self.path)

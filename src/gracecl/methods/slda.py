@@ -53,7 +53,7 @@ class SLDA(ClosedForm):
     reference: bool = False
     """weigh deviations as the paper does and let classes begin at the origin as its program does, which is no covariance"""
 
-    sums: ClassVar[tuple[str, ...]] = ("counts", "means", "scatter")
+    state = ("counts", "means", "scatter")
     family: ClassVar[str] = "lda"
 
     def attach(self, net: TappedNet, memories: Memories) -> None:

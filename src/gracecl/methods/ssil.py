@@ -23,16 +23,15 @@ classes wherever it comes from (the program takes labels modulo the task's size,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from gracecl.core import Batch, Ints, LossTable, Planning, Progress, Selection, StreamBatch, Taps
+from gracecl.core import Batch, Ints, LossTable, Plan, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.functional.losses import class_blocks, classes_among, cross_entropy, distillation
 from gracecl.memory import Memories
-from gracecl.methods.base import Boundaries
+from gracecl.methods.base import Traits
 from gracecl.methods.replay import Replay
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.teacher import Teacher
@@ -58,7 +57,8 @@ class SSIL(Replay):
     decay_rate: bool = False
     """divide the learning rate by the number of the task, counted from 1"""
 
-    boundaries: ClassVar[Boundaries] = "required"
+    traits = Traits(boundaries="required")
+    state = ("teacher", "tasks", "blocks", "old")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
@@ -72,13 +72,10 @@ class SSIL(Replay):
         self.tasks, self.blocks = tasks, class_blocks(tasks).to(device)
         self.old = classes_among(known, self.net.classes).to(device)
 
-    def rate(self, progress: Progress) -> float:
-        return 1 / (progress.task + 1) if self.decay_rate else 1.0
-
-    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> dict[str, Selection]:
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> Plan:
         stream, slots = np.arange(len(new)), self.recall(new, memories, planning)
-        replay = {"replay": Selection(stream[:0], slots)} if len(slots) else {}
-        return {"new": Selection(stream), **replay}
+        blocks = {"new": Selection(stream)} | ({"replay": Selection(slots=slots)} if len(slots) else {})
+        return Plan(blocks, rate=1 / (new.progress.task + 1) if self.decay_rate else 1.0)
 
     def recall(self, new: StreamBatch, memories: Memories, planning: Planning) -> Ints:
         """Slots of images of earlier tasks; in the first task, of any."""
@@ -87,8 +84,9 @@ class SSIL(Replay):
             return memories.replay.draw(wanted, planning.rng, except_task=new.progress.task)
         return memories.replay.draw(wanted if self.replay_in_first_task else 0, planning.rng)
 
-    def targets(self, batch: Batch) -> dict[str, Tensor]:
-        return {"ssil": self.teacher(batch.x).logits} if self.teacher else {}
+    def prepare(self, batch: Batch) -> None:
+        if self.teacher:
+            batch.targets["ssil"] = self.teacher(batch.x).logits
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         new = batch.seen & ~self.old
@@ -108,10 +106,3 @@ class SSIL(Replay):
         known = {label for classes in self.tasks for label in classes}
         if new := tuple(label for label in progress.current if label not in known):
             self.know([*self.tasks, new])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"teacher": self.teacher.state_dict(), "tasks": self.tasks}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.teacher.load_state_dict(state["teacher"])
-        self.know([tuple(classes) for classes in state["tasks"]])

@@ -80,6 +80,12 @@ class Average:
         for own, latest in self._counters:
             own.copy_(latest)
 
+    def state_dict(self) -> dict[str, Any]:
+        return self.copy.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.copy.load_state_dict(state)
+
 
 def entries(net: TappedNet) -> dict[str, Tensor]:
     """Everything a net's outputs depend on, by name: weights, and buffers such as BatchNorm's statistics."""

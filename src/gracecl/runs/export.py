@@ -31,7 +31,6 @@ from gracecl.engine.evaluate import scores_by
 from gracecl.errors import UserError
 from gracecl.files import Written, check_readable, parse_json
 from gracecl.functional.augment import Pixels
-from gracecl.methods.base import parts
 from gracecl.nets import TappedNet
 from gracecl.report.runs import PUT_BACK, read_run
 from gracecl.runs import checkpoint
@@ -53,14 +52,14 @@ class Predictor(nn.Module):
     def __init__(self, engine: Engine, rule: str | None = None) -> None:
         super().__init__()
         self.net = engine.ready_to_predict().eval()
-        self.method = engine.method
-        self.rule = rule or engine.method.rule
+        self.chain = engine.chain
+        self.rule = rule or engine.chain.rule
         self.seen = list(engine.progress.seen)
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.net.pixels.normalise(images)
         out = Taps.mean(self.net(x), self.net(x.flip(-1))) if self.net.mirrored else self.net(x)
-        return scores_by(self.rule, self.method, out, torch.tensor(self.seen, device=images.device))
+        return scores_by(self.rule, self.chain, out, torch.tensor(self.seen, device=images.device))
 
 
 def export_run(folder: Path, file: Path, rule: str | None = None) -> str:
@@ -98,7 +97,7 @@ def export(engine: Engine, file: Path, rule: str | None, about: dict[str, Any]) 
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.suffix == ".safetensors":
-        kept = [getattr(part, "means", None) for part in parts(engine.method)]
+        kept = [getattr(part, "means", None) for part in engine.chain.parts]
         means = next((value for value in kept if isinstance(value, Tensor)), None)
         write_net(file, net, images, means, about)
         with torch.no_grad():

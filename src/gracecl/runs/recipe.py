@@ -42,7 +42,7 @@ class Recipe(LearnerOptions):
                 raise UserError(f"--cuda-graphs needs a GPU, and this learner is on the {device.type}; leave it out")
             net.backbone.compile(mode="reduce-overhead")
         elif self.compile:
-            functorch.donated_buffer = False  # compiled graphs may be gone through twice, as A-GEM does
+            functorch.donated_buffer = False  # a graph is gone through twice where a gradient that is not finite is traced
             net.backbone.compile()
         memories = Memories(self.memory, shape, device)
         return Engine(
@@ -58,7 +58,7 @@ class Recipe(LearnerOptions):
 
 def name_unfit_augmentation(augment: str, method: Method, shape: tuple[int, int, int]) -> None:
     """Says that images are too small for the default augmentation, which a method that trains shows them in."""
-    if augment == LearnerOptions.augment and min(shape[1:]) < SMALLEST_CROPPED and method.trains != "never":
+    if augment == LearnerOptions.augment and min(shape[1:]) < SMALLEST_CROPPED and method.chain.traits.trains != "never":
         warnings.warn(
             f"images of {shape[1]} × {shape[2]} pixels are too small for the crops of the default augmentation '{augment}', which "
             "cost accuracy there; give augment='none' (--augment none)",
@@ -69,7 +69,7 @@ def name_unfit_augmentation(augment: str, method: Method, shape: tuple[int, int,
 
 def taps_for(method: Method, taps: int | None) -> int | None:
     """`taps = auto`: the paper's four where the method works on layers, else the last alone."""
-    return taps if taps is not None or method.wants_taps else 1
+    return taps if taps is not None or method.chain.traits.all_taps else 1
 
 
 def memory_format(layout: Layout, net: TappedNet, device: torch.device, side: int) -> torch.memory_format:

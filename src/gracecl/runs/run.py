@@ -194,7 +194,7 @@ def learner_and_stream(config: RunConfig, data_root: str | Path | None = None) -
     streams.check_evaluations(stream)
     data = stream.data
     engine = config.build(data.shape, data.classes, *normalisation(config.normalise, data.mean, data.std))
-    stream = engine.method.stream(stream.to(engine.device))
+    stream = engine.as_seen(stream.to(engine.device))
     stream = stream if config.steps is None else stream.cut(config.steps)
     if not np.isin(data.test_y, data.train_y[stream.order]).any():
         raise UserError(
@@ -367,7 +367,7 @@ def _write_config(work: Work, trainer: Trainer) -> None:
         "classes": engine.net.classes,
         "layers": engine.net.layers,
         "parameters": sum(value.numel() for value in engine.net.parameters()),
-        "rule": engine.method.rule,
+        "rule": engine.chain.rule,
         "images_beyond_memory": engine.memories.beyond_budget,
         "commit": commit(),
         "versions": {"gracecl": __version__, "torch": torch.__version__, "python": platform.python_version()},

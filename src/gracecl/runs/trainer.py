@@ -15,7 +15,7 @@ from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import Evaluation, evaluate
 from gracecl.engine.fit import Fit
 from gracecl.errors import Caution, UserError
-from gracecl.methods.base import Method, parts
+from gracecl.methods.base import Chain
 from gracecl.runs.recorder import Recorder
 from gracecl.streams import Stream
 
@@ -40,17 +40,18 @@ class Timing:
     """the most memory that the run's process held, or its tensors on a GPU"""
 
 
-def check_marks(method: Method, stream: Stream) -> None:
+def check_marks(learner: Chain, stream: Stream) -> None:
     """A method that works with tasks cannot learn from a stream without them; one that goes by the steps there needs enough."""
     if stream.has_tasks:
         return
-    if method.boundaries == "required":
-        raise UserError(f"{method!r} needs a stream with task marks, and this one has none")
-    for part in parts(method):
-        if part.clock is not None and (every := getattr(part, part.clock)) > len(stream):
+    if learner.traits.boundaries == "required":
+        raise UserError(f"{learner!r} needs a stream with task marks, and this one has none")
+    for part in learner.parts:
+        interval = part.traits.interval
+        if interval is not None and (every := getattr(part, interval)) > len(stream):
             warnings.warn(
                 f"this stream has no task marks, so {part.name} acts every {every} steps, which its {len(stream)} steps never "
-                f"reach; give {part.name}({part.clock}=…) a smaller number",
+                f"reach; give {part.name}({interval}=…) a smaller number",
                 Caution,
                 stacklevel=2,
             )
@@ -82,7 +83,7 @@ class Trainer:
     """the last one"""
 
     def __post_init__(self) -> None:
-        check_marks(self.engine.method, self.stream)
+        check_marks(self.engine.chain, self.stream)
         name_untested(self.stream)
 
     @property
@@ -111,8 +112,7 @@ class Trainer:
             self.timing.images += outcome.images
         if batch.last_of_task:
             composition = {str(label): n for label, n in self.engine.memories.replay.composition().items()}
-            values = self.engine.method.task_values()
-            self.recorder.event("task", step, task=batch.task, values=values, memory=composition)
+            self.recorder.event("task", step, task=batch.task, values=self.engine.task_values, memory=composition)
         self.timing.train_seconds += time.perf_counter() - started
         self.timing.forward += meter.forward - forward
         self.timing.backward += meter.backward - backward

@@ -82,7 +82,7 @@ class Follower(Watch):
         """The headline accuracy of the last evaluation, the running accuracy on the step's images, the entropies."""
         latest, evaluation = self.trainer.recorder.latest, self.trainer.evaluation
         parts = self._fit()
-        rule = self.trainer.engine.method.rule
+        rule = self.trainer.engine.chain.rule
         percents = [value for value in evaluation.accuracy.get(rule, []) if value is not None] if evaluation else []
         if percents:
             parts.append(f"test {sum(percents) / len(percents):.1f} %")

@@ -29,7 +29,6 @@ from gracecl.core import Ints
 from gracecl.data.progress import Advance, progress
 from gracecl.errors import UserError
 from gracecl.functional.losses import entropy
-from gracecl.methods.base import parts
 from gracecl.methods.grace import Grace
 from gracecl.nets import TappedNet
 from gracecl.registry import spec
@@ -284,7 +283,7 @@ def _measure(work: Work, settings: Settings) -> Theory:
 
 def entropy_weight(config: RunConfig) -> tuple[float, str]:
     """λ, and where it comes from."""
-    found = [part for part in parts(spec.parse_method(config.method)) if isinstance(part, Grace)]
+    found = [part for part in spec.parse_method(config.method).parts if isinstance(part, Grace)]
     if not found:
         return 0.0, "λ = 0, because the method has no entropy term"
     beta = found[0].controller().beta

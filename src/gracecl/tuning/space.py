@@ -19,7 +19,7 @@ from typing import Any
 from gracecl.defaults import SETTINGS
 from gracecl.errors import UserError
 from gracecl.functional import optim
-from gracecl.methods.base import Method, parts
+from gracecl.methods.base import Method
 from gracecl.registry import methods, nearest, normal, spec
 from gracecl.registry.spec import Call
 from gracecl.runs.check import EXPRESSIONS
@@ -139,7 +139,7 @@ def _given(read: Any) -> Iterator[Name]:
 def _owners(config: RunConfig) -> dict[str, list[str]]:
     """Who has options, and which."""
     learner: Method = spec.parse_method(config.method)
-    names = [part.name for part in parts(learner) if part.name in methods.names()]
+    names = [part.name for part in learner.parts if part.name in methods.names()]
     return {
         **{name: _options(methods.get(name)) for name in names},
         OPTIMIZER: _options(_optimizer(config)),

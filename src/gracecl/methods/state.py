@@ -1,0 +1,50 @@
+"""What a checkpoint holds of a part: the values of the attributes that it declares in `state`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+
+@runtime_checkable
+class Saves(Protocol):
+    """Has a state of its own."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+
+@runtime_checkable
+class Loads(Saves, Protocol):
+    """Takes its state back."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
+
+
+def saved(value: Any) -> Any:
+    """A value as a checkpoint holds it: tensors, plain values, and what objects say by `state_dict`."""
+    if isinstance(value, Saves):
+        return value.state_dict()
+    if isinstance(value, dict):
+        return {key: saved(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [saved(item) for item in value]
+    return value
+
+
+def restored(now: Any, kept: Any, device: torch.device) -> Any:
+    """The value that a checkpoint holds, of the kind that the attribute has now, with its tensors on the device."""
+    if isinstance(now, Loads):
+        now.load_state_dict(kept)
+        return now
+    if dataclasses.is_dataclass(now) and not isinstance(now, type):
+        return dataclasses.replace(now, **restored(vars(now), kept, device))
+    if isinstance(kept, Tensor):
+        return kept.to(device)
+    if isinstance(kept, dict):
+        return {key: restored(None, item, device) for key, item in kept.items()}
+    if isinstance(kept, list):
+        return type(now)(kept) if isinstance(now, tuple) else list(kept)
+    return kept
