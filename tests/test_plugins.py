@@ -147,6 +147,13 @@ KINDS = {
 }
 
 
+def test_plugins_are_named_after_one_option(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """The parser would forget the first of two."""
+    said = gracecl("run", "foo", *OPTIONS, "--out", tmp_path / "out", "--plugin", pair[0], "--plugin", pair[1])
+    assert said.code == 2
+    assert "--plugin is given 2 times; give it once, with all its values after it" in said.sentence
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["twice", "builtin"])
 def test_two_plugins_that_register_one_name_are_refused(kind: str, name: str, tmp_path: Path) -> None:

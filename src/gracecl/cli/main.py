@@ -88,6 +88,7 @@ def call_verb(verb: str, *arguments: str) -> int | None:
 
     for place, argument in enumerate(arguments):
         check_known_here(verb, argument, arguments[place + 1 : place + 2])
+    check_lists_given_once(verb, arguments)
     with usable_width():
         return tyro.cli(one_default_each(verb), prog=f"gracecl {verb}", args=[in_our_words(argument) for argument in arguments])
 
@@ -101,6 +102,16 @@ def check_known_here(verb: str, argument: str, next_ones: Sequence[str]) -> None
     example, words = ELSEWHERE[name]
     given = value or next((word for word in next_ones if not word.startswith("-")), "") or example
     raise UserError(f"there is no {option}: {words.format(given.removeprefix('seq-').removeprefix('split-'))}")
+
+
+def check_lists_given_once(verb: str, arguments: Sequence[str]) -> None:
+    """Refuses a second `--plugin`, `--log`, …: the parser would forget the values of the first."""
+    hints = typing.get_type_hints(VERBS[verb])
+    given = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+    for option in given:
+        kind = hints.get(option.removeprefix("--").replace("-", "_"))
+        if given.count(option) > 1 and typing.get_origin(kind) is tuple:
+            raise UserError(f"{option} is given {given.count(option)} times; give it once, with all its values after it: {option} A B")
 
 
 @cache
