@@ -111,7 +111,9 @@ def check_lists_given_once(verb: str, arguments: Sequence[str]) -> None:
     for option in given:
         kind = hints.get(option.removeprefix("--").replace("-", "_"))
         if given.count(option) > 1 and typing.get_origin(kind) is tuple:
-            raise UserError(f"{option} is given {given.count(option)} times; give it once, with all its values after it: {option} A B")
+            raise UserError(
+                f"{option} is given {given.count(option)} times; give it once, with all its values after it: {option} A B"
+            )
 
 
 @cache
