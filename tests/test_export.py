@@ -225,7 +225,7 @@ def test_the_predictor_as_onnx(trained: Path, tmp_path: Path) -> None:
     [found] = session.run(None, {"images": IMAGES.numpy()})
     torch.testing.assert_close(torch.from_numpy(found), predicted(trained), rtol=1e-5, atol=1e-5)
     about = json.loads(session.get_modelmeta().custom_metadata_map["gracecl"])
-    assert about["rule"] == engine_of(trained).method.rule
+    assert about["rule"] == engine_of(trained).chain.rule
 
 
 @pytest.mark.slow
@@ -237,7 +237,7 @@ def test_the_net_as_safetensors(trained: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(net(net.pixels.normalise(IMAGES)).features, ours(ours.pixels.normalise(IMAGES)).features)
     with safe_open(str(file), "pt") as saved:
         names = set(saved.keys())
-    assert ("class_means" in names) == (engine_of(trained).method.rule != "linear_last")
+    assert ("class_means" in names) == (engine_of(trained).chain.rule != "linear_last")
 
 
 WITHOUT_GRACECL = """

@@ -315,6 +315,7 @@ def test_a_run_stopped_in_every_way_ends_bit_identical(whole: Path, tmp_path: Pa
         """The exit code and how to go on; the save is where the record ends."""
         folder, saved = check_what_is_there()
         assert said.code == 130
+        said = said._replace(err="".join(line for line in said.err.splitlines(True) if "too small for the crops" not in line))
         assert f"stopped after step {saved} of {STEPS}; continue with: " in said.sentence
         assert records(folder)[-1]["step"] == saved - 1
         program, *arguments = shlex.split(said.sentence.split("continue with: ")[1])

@@ -86,7 +86,7 @@ def test_csv() -> None:
     assert list(csv.reader(StringIO(table.to_csv()))) == [
         ["name", "value", "other"],
         ["'=1+1", "0.30000000000000004", ""],
-        ["-1.5", "3", "'-x"],
+        ["'-1.5", "3", "'-x"],
     ]
     assert list(csv.reader(StringIO(TABLE.to_csv())))[1:] == [["er()", "1.5"], ["sgd()", "'-2.5 ± 0.4"]]
 

@@ -38,7 +38,8 @@ SPACE = ("--space", "lr=1e-3..1e-1:log", "n_recall=4,8")
 
 
 def tune(out: Path, *words: str, method: str = "er", stream: str = STREAM) -> int:
-    return cli.call(["tune", method, *SPACE, "--stream", stream, *WORDS, "--out", str(out), *words])
+    space = () if "--space" in words else SPACE
+    return cli.call(["tune", method, *space, "--stream", stream, *WORDS, "--out", str(out), *words])
 
 
 def trials(out: Path) -> list[dict[str, Any]]:

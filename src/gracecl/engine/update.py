@@ -113,9 +113,12 @@ class Update:
             if batch.plan.shared_out is None:
                 return out, self.chain.losses(out, batch)
             try:
-                return out, self.chain.losses(out, batch)
-            except (RuntimeError, IndexError) as error:
+                table = self.chain.losses(out, batch)
+            except (RuntimeError, IndexError, KeyError) as error:
                 raise UserError(f"{batch.plan.shared_out} ({error})") from error
+            if not any(map(is_loss, table)):
+                raise UserError(f"{batch.plan.shared_out} (a part of the images has no loss)")
+            return out, table
 
     def autocast(self) -> AbstractContextManager[Any]:
         if self.precision == "fp32" and not torch.is_autocast_enabled(self.device.type):  # of the program around the learner

@@ -238,8 +238,7 @@ def _latex_cell(cell: Cell) -> str:
 def _csv(entry: Entry) -> Any:
     if isinstance(entry, (int, float)):
         return entry if math.isfinite(entry) else ""
-    text = _joined(cell.text for cell in _cells(entry))
-    return text if re.fullmatch(r"[+-]?\d+(\.\d+)?", text) else as_cell(text)
+    return as_cell(_joined(cell.text for cell in _cells(entry)))
 
 
 def _html_text(text: str) -> str:
