@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import benchmarks
-from gracecl.cli import exit_code
 from gracecl.errors import UserError
-from gracecl.runs import launch
+from gracecl.lab.cli import exit_code
+from gracecl.lab.runs import launch
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
 
 
 def call(arguments: Sequence[str]) -> int:
-    """Runs the command and returns its exit code, as `gracecl.cli.call` does."""
+    """Runs the command and returns its exit code, as `gracecl.lab.cli.call` does."""
     import tyro
 
     return exit_code("benchmarks", lambda: tyro.cli(measure, prog="python -m benchmarks", args=arguments))

@@ -34,8 +34,8 @@ from benchmarks.measure import Floats, Row, row, timed
 from benchmarks.scene import CIFAR, STREAM_BATCH, TASKS, Scene
 from gracecl.core import Batch, Block, total
 from gracecl.errors import UserError
+from gracecl.lab.runs.jobs import cores
 from gracecl.nets import TappedNet
-from gracecl.runs.jobs import cores
 
 ADDRESS = "https://github.com/AnAppleCore/MOSE"
 FILES = ("agent/mose.py", "models/Resnet18_SD.py", "models/buffer.py", "losses/loss.py", "utils/__init__.py")

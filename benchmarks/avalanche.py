@@ -24,10 +24,10 @@ from torch.utils.data import Dataset
 from benchmarks.hand import two_layers
 from benchmarks.measure import Row, in_turns, row, timed
 from gracecl import rng, streams
+from gracecl.engine.recipe import Recipe
 from gracecl.errors import UserError
 from gracecl.functional import optim
 from gracecl.functional.augment import Pixels
-from gracecl.runs.recipe import Recipe
 from gracecl.streams import Stream, cut_into_batches
 from gracecl.streams.iid import endless, without_tasks
 

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from benchmarks.measure import Row, compare, row
 from benchmarks.scene import CIFAR, Scene
 from benchmarks.workers import Setting, seconds_in_turns, workers
+from gracecl.lab.runs.jobs import cores
 from gracecl.nets import TappedNet
 from gracecl.nets.resnet import enlarge
-from gracecl.runs.jobs import cores
 
 ALL = cores()
 """threads of a run that has the machine to itself"""

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from gracecl import __version__
-from gracecl.runs.jobs import cores
-from gracecl.runs.run import commit
+from gracecl.lab.runs.jobs import cores
+from gracecl.lab.runs.run import commit
 
 
 def machine() -> dict[str, Any]:

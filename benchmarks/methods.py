@@ -14,10 +14,10 @@ from benchmarks.measure import Row, compare
 from benchmarks.scene import CIFAR, STREAM_BATCH, TASKS
 from gracecl.core import StreamBatch
 from gracecl.engine.engine import Engine, StepResult
+from gracecl.engine.recipe import Recipe
+from gracecl.lab.catalogue import LEARNERS
 from gracecl.nets import TappedNet
 from gracecl.registry import spec
-from gracecl.registry.catalogue import LEARNERS
-from gracecl.runs.recipe import Recipe
 
 AIM = 1.3
 CLASSES = 100

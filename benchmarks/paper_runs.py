@@ -1,6 +1,6 @@
 """Which runs the paper's tables are made of, and how many images go through the net in each of them.
 
-The runs are those of `gracecl.paper`, a method's images per step those of the catalogue, which a test compares with the method.
+The runs are those of `gracecl.lab.paper`, a method's images per step those of the catalogue, which a test compares with the method.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gracecl import paper
+from gracecl.lab import paper
+from gracecl.lab.catalogue import FACTS
 from gracecl.registry import spec
-from gracecl.registry.catalogue import FACTS
 
 STREAM_BATCH = 10
 """new images in a step, as in the catalogue"""

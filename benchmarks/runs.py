@@ -12,11 +12,10 @@ import numpy as np
 from benchmarks.measure import Row, added_row, row, timed
 from benchmarks.scene import Scene
 from benchmarks.workers import Setting, seconds_in_turns, workers
-from gracecl import streams
-from gracecl.runs import checkpoint
-from gracecl.runs.recorder import Recorder
-from gracecl.runs.trainer import Trainer
-from gracecl.runs.watch import Reporter
+from gracecl import checkpoint, streams
+from gracecl.lab.runs.recorder import Recorder
+from gracecl.lab.runs.trainer import Trainer
+from gracecl.lab.runs.watch import Reporter
 
 STEPS_PER_CHECKPOINT = 500
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gracecl.core import Ints, StreamBatch
 from gracecl.engine.engine import Engine, StepResult
-from gracecl.runs.recipe import Recipe
+from gracecl.engine.recipe import Recipe
 
 CIFAR = (3, 32, 32)
 STREAM_BATCH = 10

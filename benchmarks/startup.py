@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.measure import Row, in_turns, row
 
-COMMAND = "from gracecl.cli import main; main()"
+COMMAND = "from gracecl.lab.cli import main; main()"
 """what the installed script `gracecl` does"""
 ASKED = (("--help",), ("list", "methods"))
 

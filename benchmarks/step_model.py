@@ -24,8 +24,8 @@ from benchmarks.measure import Row, compare, timed
 from benchmarks.scene import Scene
 from gracecl import nets, rng
 from gracecl.functional.augment import Pixels
+from gracecl.lab.runs.run import with_threads
 from gracecl.nets.tapped import BatchNorm
-from gracecl.runs.run import with_threads
 
 LANES = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
 """floats in a vector of this CPU, hence channels in a block of its convolutions"""

@@ -99,7 +99,7 @@ def serve() -> None:
     """What a worker does all its life."""
     setting = Setting(**json.loads(sys.stdin.readline()))
     if setting.launcher:
-        from gracecl.runs import launch
+        from gracecl.lab.runs import launch
 
         launch.keep_freed_memory()
     import torch

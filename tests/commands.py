@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gracecl import cli
+from gracecl.lab import cli
 
 
 class Said(NamedTuple):

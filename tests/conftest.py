@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gracecl.runs import jobs
+from gracecl.lab.runs import jobs
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,8 +6,8 @@ import contextlib
 import signal
 from collections.abc import Iterator
 
-from gracecl.runs.trainer import Trainer
-from gracecl.runs.watch import Watch
+from gracecl.lab.runs.trainer import Trainer
+from gracecl.lab.runs.watch import Watch
 
 
 class StopAfter(Watch):

@@ -15,14 +15,15 @@ import pytest
 import torch
 
 import gracecl
-from gracecl import Learner, Result, RunConfig, UserError, cli
-from gracecl.cli.main import in_our_words
+from gracecl import Learner, Result, RunConfig, UserError
 from gracecl.data import Data
+from gracecl.lab import cli
+from gracecl.lab.cli.main import in_our_words
+from gracecl.lab.runs import result as results
+from gracecl.lab.runs.run import Interrupted, run
 from gracecl.methods.er import ER
 from gracecl.registry import options
 from gracecl.registry.options import LearnerOptions, RunOptions
-from gracecl.runs import result as results
-from gracecl.runs.run import Interrupted, run
 from gracecl.streams import Stream
 from gracecl.testing import toy_data, toy_stream
 
@@ -88,7 +89,7 @@ def test_a_run_in_a_folder_is_not_made_twice(tmp_path: Path, monkeypatch: pytest
     first = gracecl.run("er", **SMALL, steps=3, seed=1, out=str(tmp_path))
     assert first.folder is not None
     assert first.folder.is_relative_to(tmp_path)
-    monkeypatch.setattr("gracecl.runs.run._train", None)
+    monkeypatch.setattr("gracecl.lab.runs.run._train", None)
     again = gracecl.run("er", **SMALL, steps=3, seed=1, out=tmp_path)
     assert again.folder == first.folder
     assert again.metrics == first.metrics
@@ -98,7 +99,7 @@ def test_a_run_that_is_stopped_says_how_to_go_on(tmp_path: Path, monkeypatch: py
     def stop(*_: object) -> None:
         raise Interrupted("continue with: gracecl resume FOLDER")
 
-    monkeypatch.setattr("gracecl.runs.run._train", stop)
+    monkeypatch.setattr("gracecl.lab.runs.run._train", stop)
     with pytest.raises(Interrupted, match="gracecl resume FOLDER"):
         gracecl.run("er", **SMALL, out=tmp_path)
     with pytest.raises(Interrupted, match="nothing was kept; with out=FOLDER a run continues"):

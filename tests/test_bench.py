@@ -20,7 +20,7 @@ from benchmarks.measure import Row, compare, in_turns, row
 from benchmarks.scene import Scene
 from gracecl import registry
 from gracecl.errors import UserError
-from gracecl.registry.catalogue import LEARNERS
+from gracecl.lab.catalogue import LEARNERS
 from gracecl.registry.spec import parse_method
 
 
@@ -205,7 +205,7 @@ def test_the_profile_names_operations() -> None:
 FAULTS = """
 import resource
 import numpy as np
-from gracecl.runs import launch
+from gracecl.lab.runs import launch
 if {prepared}:
     launch.keep_freed_memory()
 for _ in range(20):  # until the heap has grown to what is needed

@@ -15,7 +15,7 @@ from gracecl.errors import UserError
 IMPORTED_TORCH = """
 import sys
 try:
-    from gracecl.cli import main
+    from gracecl.lab.cli import main
     main()
 except SystemExit:
     pass

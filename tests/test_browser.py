@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from gracecl import cli
-from gracecl.report import find_runs
-from gracecl.report.beside_paper import Column
-from gracecl.report.command import command
-from gracecl.report.compare import compare
-from gracecl.report.groups import group_runs
+from gracecl.lab import cli
+from gracecl.lab.report import find_runs
+from gracecl.lab.report.beside_paper import Column
+from gracecl.lab.report.command import command
+from gracecl.lab.report.compare import compare
+from gracecl.lab.report.groups import group_runs
 from run_folders import write_run
 from waiting import wait_until
 

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from gracecl import paper, registry
+from gracecl import registry
 from gracecl.core import StreamBatch, is_loss
 from gracecl.engine.engine import Engine
+from gracecl.engine.recipe import Recipe
 from gracecl.errors import UserError
+from gracecl.lab import catalogue, paper
+from gracecl.lab.catalogue import FACTS
 from gracecl.methods.base import Addition, Wrapper
-from gracecl.registry import catalogue, spec
-from gracecl.registry.catalogue import FACTS
-from gracecl.runs.recipe import Recipe
+from gracecl.registry import spec
 
 SHAPE, CLASSES, PER_TASK = (3, 8, 8), 100, 10
 MANY_VIEWS = {"ocm", "onpro"}

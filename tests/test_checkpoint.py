@@ -13,8 +13,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from gracecl import checkpoint
 from gracecl.errors import UserError
-from gracecl.runs import checkpoint
 
 TORCH_TYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16,

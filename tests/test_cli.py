@@ -16,10 +16,11 @@ import pytest
 import torch
 
 from commands import gracecl
-from gracecl import cli, registry
-from gracecl.cli.main import VERBS
+from gracecl import checkpoint, registry
+from gracecl.lab import cli
+from gracecl.lab.cli.main import VERBS
+from gracecl.lab.runs import watch
 from gracecl.registry import methods
-from gracecl.runs import checkpoint, watch
 from terminal import terminal
 
 SMALL = {
@@ -271,7 +272,7 @@ def test_help_and_lists_answer_without_importing_torch() -> None:
     """`--help` is there in under half a second: it costs the interpreter and the parser, and no more."""
     program = (
         "import sys\n"
-        "from gracecl.cli import call\n"
+        "from gracecl.lab.cli import call\n"
         "for words in sys.argv[1:]:\n"
         "    try: call(words.split())\n"
         "    except SystemExit as leave: assert not leave.code\n"
@@ -489,7 +490,7 @@ def test_progress_is_a_bar_on_a_terminal(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_progress_stops_cleanly_when_the_reader_of_the_table_goes_away(tmp_path: Path) -> None:
     """`gracecl list methods | head -1` ends without a word."""
-    program = "import sys; from gracecl.cli import main; main()"
+    program = "import sys; from gracecl.lab.cli import main; main()"
     with subprocess.Popen(
         [sys.executable, "-c", program, "list", "streams"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

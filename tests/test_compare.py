@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gracecl import cli
 from gracecl.errors import UserError
 from gracecl.functional.statistics import Paired, Summary, paired, summarise
-from gracecl.report import find_runs
-from gracecl.report.compare import Comparison, over_settings
-from gracecl.report.figures import alike
-from gracecl.report.groups import group_runs
-from gracecl.report.select import select
+from gracecl.lab import cli
+from gracecl.lab.report import find_runs
+from gracecl.lab.report.compare import Comparison, over_settings
+from gracecl.lab.report.figures import alike
+from gracecl.lab.report.groups import group_runs
+from gracecl.lab.report.select import select
 from run_folders import write_run
 
 PNG = b"\x89PNG\r\n\x1a\n"

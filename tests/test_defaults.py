@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from gracecl import cli, defaults, registry, streams
-from gracecl.defaults import Resolved, resolve
+from gracecl import registry, streams
 from gracecl.errors import UserError
 from gracecl.functional import augment, optim
+from gracecl.lab import cli, defaults
+from gracecl.lab.defaults import Resolved, resolve
+from gracecl.lab.runs import run
+from gracecl.lab.runs.run import RunConfig
 from gracecl.methods.base import Addition, Method
 from gracecl.registry import spec
 from gracecl.registry.options import OPTIMIZER
-from gracecl.runs import run
-from gracecl.runs.run import RunConfig
 
 SETS = {name: defaults.read(name) for name in defaults.sets()}
 ABOUT = [(name, stream) for name, found in SETS.items() for stream in found.streams or ()]
@@ -247,7 +248,7 @@ def configured(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     """The configurations that a command would run, none of which is run."""
     configs: list[RunConfig] = []
     monkeypatch.setattr(run.Work, "new", lambda config, *_: configs.append(config.canonical()))
-    monkeypatch.setattr("gracecl.runs.jobs.run_all", lambda *_: [])
+    monkeypatch.setattr("gracecl.lab.runs.jobs.run_all", lambda *_: [])
     return configs
 
 

@@ -17,11 +17,12 @@ import torch
 from safetensors import safe_open
 
 import gracecl
-from gracecl import Learner, cli
+from gracecl import Learner
 from gracecl.errors import UserError
-from gracecl.report import find_runs
-from gracecl.report.foreign import problem_of
-from gracecl.runs import export
+from gracecl.lab import cli
+from gracecl.lab.report import find_runs
+from gracecl.lab.report.foreign import problem_of
+from gracecl.lab.runs import export
 from run_folders import write_run
 
 FOREIGN: dict[str, Any] = {
@@ -113,7 +114,7 @@ def test_rows_that_are_not_known(tmp_path: Path) -> None:
 
 
 def export_metrics(run: Any) -> dict[str, float]:
-    from gracecl.report.runs import measure
+    from gracecl.lab.report.runs import measure
 
     return measure(run, "reported")
 
@@ -183,8 +184,8 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def engine_of(folder: Path) -> Any:
-    from gracecl.runs import checkpoint
-    from gracecl.runs.run import Work, learner_and_stream
+    from gracecl import checkpoint
+    from gracecl.lab.runs.run import Work, learner_and_stream
 
     engine, _ = learner_and_stream(Work.begun(folder).in_its_layout())
     engine.load_state_dict(checkpoint.load(folder / "checkpoint.safetensors")["trainer"]["engine"])

@@ -16,9 +16,9 @@ from commands import gracecl, only_run, records
 from gracecl import Learner, UserError
 from gracecl.core import Batch, LossTable, Taps
 from gracecl.engine.finite import LOOK_EVERY, Norms
+from gracecl.lab.runs.run import RunConfig, learner_and_stream
 from gracecl.methods.er import ER
 from gracecl.registry import methods
-from gracecl.runs.run import RunConfig, learner_and_stream
 from test_run import NET, SMALL, STREAM
 
 BAD_STEP = 7

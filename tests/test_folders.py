@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from commands import gracecl
-from gracecl import report
+from gracecl import checkpoint
 from gracecl.errors import UserError
 from gracecl.files import as_cell, parse_json, write_text
+from gracecl.lab import report
+from gracecl.lab.report.frames import load_runs
+from gracecl.lab.report.keep import keep_runs
+from gracecl.lab.runs.export import export_run
+from gracecl.lab.runs.run import RunConfig, resume, snapshot_file
+from gracecl.lab.theory.measure import Settings, measure
 from gracecl.registry.options import RunOptions, run_name
-from gracecl.report.frames import load_runs
-from gracecl.report.keep import keep_runs
-from gracecl.runs import checkpoint
-from gracecl.runs.export import export_run
-from gracecl.runs.run import RunConfig, resume, snapshot_file
-from gracecl.theory.measure import Settings, measure
 from run_folders import write_run
 
 STREAM = "split-digits(size=8, classes='0-3', tasks=2, per_class=20)"

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 import gracecl
-from gracecl import Learner, UserError, cli
+from gracecl import Learner, UserError, checkpoint
 from gracecl.data.cache import mmap_limit
+from gracecl.lab import cli
+from gracecl.lab.runs.run import RunConfig, Work
 from gracecl.machine import MOST_THREADS
-from gracecl.runs import checkpoint
-from gracecl.runs.run import RunConfig, Work
 
 SMALL = {"--stream": "split-digits(size=8)", "--net": "mlp(width=8)", "--memory": "20", "--steps": "2", "--device": "cpu"}
 LARGE = "1" + 22 * "0"
@@ -259,7 +259,7 @@ def test_a_report_of_a_record_of_the_wrong_kind_is_one_sentence(
         records[place] |= change
         (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     if change == {"kind": ["step"]}:  # a kind that is nobody's is passed over
-        gracecl.report.read_run(tmp_path)
+        gracecl.lab.report.read_run(tmp_path)
         return
     assert str(tmp_path) in sentence("report", tmp_path)
 
@@ -308,7 +308,7 @@ def test_a_run_s_checkpoint_with_any_part_changed_is_taken_or_refused_in_a_sente
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every entry of another kind (one of three, by turns), under a digest that fits, of a run that has only its report to make."""
-    monkeypatch.setattr(gracecl.report, "write_run_report", lambda *_: {})  # which takes longer than all the rest
+    monkeypatch.setattr(gracecl.lab.report, "write_run_report", lambda *_: {})  # which takes longer than all the rest
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     (folder / "summary.json").unlink()

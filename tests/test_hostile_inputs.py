@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 from commands import gracecl
-from gracecl.defaults import resolve
 from gracecl.errors import UserError
+from gracecl.lab.defaults import resolve
+from gracecl.lab.report import find_runs
+from gracecl.lab.runs.run import RunConfig
+from gracecl.lab.studies.study import AT_THE_TOP, OF_A_BLOCK, OF_A_STUDY
+from gracecl.lab.studies.study import OPTIONS as OPTIONS_OF_A_RUN
+from gracecl.lab.studies.study import read as read_study
+from gracecl.lab.tuning import space as spaces
 from gracecl.registry.options import ALIASES
-from gracecl.report import find_runs
-from gracecl.runs.run import RunConfig
-from gracecl.studies.study import AT_THE_TOP, OF_A_BLOCK, OF_A_STUDY
-from gracecl.studies.study import OPTIONS as OPTIONS_OF_A_RUN
-from gracecl.studies.study import read as read_study
-from gracecl.tuning import space as spaces
 from run_folders import write_run
 
 
@@ -155,7 +155,7 @@ def test_a_name_with_dollars_is_drawn_as_it_is_written(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_import_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full at the third of three results; then the same again, in place of what an earlier import left."""
-    from gracecl.report import foreign
+    from gracecl.lab.report import foreign
 
     file, out, written = tmp_path / "theirs.json", tmp_path / "out", foreign.write_run_report
 

@@ -22,12 +22,12 @@ import pytest
 import torch
 
 from commands import gracecl, records
-from gracecl.cli.ending import conclude
 from gracecl.files import read_sealed, write_sealed
-from gracecl.runs import jobs, watch
-from gracecl.runs.jobs import Ending, run_all, share
-from gracecl.runs.run import Interrupted, RunConfig, Work
-from gracecl.runs.watch import Progress
+from gracecl.lab.cli.ending import conclude
+from gracecl.lab.runs import jobs, watch
+from gracecl.lab.runs.jobs import Ending, run_all, share
+from gracecl.lab.runs.run import Interrupted, RunConfig, Work
+from gracecl.lab.runs.watch import Progress
 from stopping import StopAfter
 from terminal import terminal
 from test_run import assert_same_run, saved_step
@@ -111,7 +111,7 @@ def started(out: Path, plugin: Path) -> Iterator[subprocess.Popen[str]]:
     """The same three runs, two at a time, slowly, in a process and a session of its own."""
     command = ["run", "odd", "--seeds", "0-2", "--plugin", plugin, "--jobs", "2", "--threads", "1", *OPTIONS, "--out", out]
     with subprocess.Popen(
-        [sys.executable, "-c", "from gracecl.cli import main; main()", *map(str, command)],
+        [sys.executable, "-c", "from gracecl.lab.cli import main; main()", *map(str, command)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -487,7 +487,7 @@ def test_a_run_remembers_its_plugins(plugin: Path, tmp_path: Path, monkeypatch: 
     mine.write_text(PLUGIN)
     monkeypatch.chdir(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("gracecl.runs.watch.LiveWatch", lambda: StopAfter(5))
+        patch.setattr("gracecl.lab.runs.watch.LiveWatch", lambda: StopAfter(5))
         said = gracecl("run", "odd", "--plugin", "odd_methods.py", *OPTIONS, "--out", tmp_path / "out")
     assert said.code == 130
     command = said.sentence.split("continue with: gracecl ")[1].split()

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 
 from commands import gracecl
-from gracecl import report
-from gracecl.cli import call
 from gracecl.errors import UserError
 from gracecl.files import finite, write_sealed
 from gracecl.functional.metrics import MATRIX_METRICS
-from gracecl.report.frames import load_runs
-from gracecl.report.keep import keep_runs
-from gracecl.report.kept import KEPT, Line, find_lines, line_of, lines_in
-from gracecl.report.runs import SUMMARY, Run, is_tap, summary
-from gracecl.runs.result import Result
-from gracecl.runs.run import RunConfig, Work
-from gracecl.studies.reuse import reuse
+from gracecl.lab import report
+from gracecl.lab.cli import call
+from gracecl.lab.report.frames import load_runs
+from gracecl.lab.report.keep import keep_runs
+from gracecl.lab.report.kept import KEPT, Line, find_lines, line_of, lines_in
+from gracecl.lab.report.runs import SUMMARY, Run, is_tap, summary
+from gracecl.lab.runs.result import Result
+from gracecl.lab.runs.run import RunConfig, Work
+from gracecl.lab.studies.reuse import reuse
 from run_folders import write_run
 
 COMMAND = ["study", "mini", "--quick", "--methods", "sgd()", "--seeds", "0-1", "--jobs", "1", "--threads", "1"]

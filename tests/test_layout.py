@@ -13,12 +13,11 @@ import pytest
 import torch
 
 from benchmarks.scene import Scene
-from gracecl import Learner
+from gracecl import Learner, checkpoint
 from gracecl.engine.engine import Engine
+from gracecl.engine.recipe import layout_of
 from gracecl.errors import UserError
-from gracecl.runs import checkpoint
-from gracecl.runs.recipe import layout_of
-from gracecl.runs.run import RunConfig, Work
+from gracecl.lab.runs.run import RunConfig, Work
 
 
 def is_channels_last(engine: Engine) -> bool:

@@ -16,10 +16,10 @@ import torch
 from gracecl import Learner, UserError, registry
 from gracecl.data import Data, load
 from gracecl.errors import Caution
+from gracecl.lab.runs.run import Interrupted, RunConfig, run
+from gracecl.lab.runs.watch import Watch
 from gracecl.methods.er import ER
 from gracecl.methods.grace import Grace
-from gracecl.runs.run import Interrupted, RunConfig, run
-from gracecl.runs.watch import Watch
 from gracecl.streams.iid import without_tasks
 from gracecl.testing import toy_stream
 from warm import python

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 import gracecl
-from gracecl import UserError, cli
-from gracecl.report import Run, find_runs
-from gracecl.runs import jobs, logs
-from gracecl.runs.run import Interrupted, RunConfig
-from gracecl.runs.run import run as run_to_its_end
+from gracecl import UserError
+from gracecl.lab import cli
+from gracecl.lab.report import Run, find_runs
+from gracecl.lab.runs import jobs, logs
+from gracecl.lab.runs.run import Interrupted, RunConfig
+from gracecl.lab.runs.run import run as run_to_its_end
 from stopping import StopAfter
 from waiting import wait_until
 

@@ -24,8 +24,8 @@ WITHOUT_EQUATIONS = {
     "nets/timm.py",
     "nets/transformers.py",
     "functional/__init__.py",
-    "theory/__init__.py",
-    "theory/page.py",
+    "lab/theory/__init__.py",
+    "lab/theory/page.py",
     "controllers/__init__.py",
 }
 """that put parts together, or show what others computed"""

@@ -22,8 +22,8 @@ import warm
 from gracecl import Feedback, Learner, UserError, from_arrays, tap
 from gracecl.data import Data
 from gracecl.errors import Caution, Misfit
+from gracecl.lab.runs import watch
 from gracecl.registry import streams
-from gracecl.runs import watch
 from gracecl.streams import Stream
 from gracecl.testing import check_backbone, check_memory, check_method, check_stream, toy_data, toy_stream
 
@@ -384,7 +384,7 @@ def test_a_command_says_so_in_a_line(tmp_path: Path) -> None:
         "--jobs",
         "1",
     ]
-    done = warm.python(["-c", "from gracecl.cli import main; main()", *words, "--out", "runs"], tmp_path, os.environ)
+    done = warm.python(["-c", "from gracecl.lab.cli import main; main()", *words, "--out", "runs"], tmp_path, os.environ)
     assert done.returncode == 0
     assert done.stderr.count("gracecl: images of 8 × 8 pixels are too small for the crops") == 1
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from commands import gracecl
-from gracecl import cli, run
-from gracecl.cli import VERBS
+from gracecl import run
 from gracecl.data.progress import progress
 from gracecl.errors import is_sentence, sentence
+from gracecl.lab import cli
+from gracecl.lab.cli import VERBS
 from gracecl.terminal import Lossy, Screen, plain, print_err, usable_width
 from run_folders import write_run
 from warm import OF_THIS_CHECKOUT, python
@@ -37,7 +38,7 @@ def runs(tmp_path: Path) -> Path:
 def report_after(setting: str, runs: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     """`gracecl report` in a process whose streams are as a line of Python makes them."""
     words = ["gracecl", "report", str(runs), "--out", str(tmp_path / "report")]
-    program = f"import os, sys; {setting}; sys.argv[:] = {words!r}; from gracecl.cli import main; main()"
+    program = f"import os, sys; {setting}; sys.argv[:] = {words!r}; from gracecl.lab.cli import main; main()"
     return python(["-c", program], tmp_path, os.environ | {"OMP_NUM_THREADS": "1"})
 
 
@@ -73,7 +74,7 @@ def test_output_that_does_not_fit_is_told_of_after_the_work(runs: Path, tmp_path
 @pytest.mark.parametrize("ending", ["2>&-", ">&-", "| head -1 && exit ${PIPESTATUS[0]}", "2>&- >&- <&-"])
 def test_a_run_in_a_shell(ending: str, tmp_path: Path) -> None:
     words = " ".join(f"'{word}'" for word in (*SMALL, "--out", str(tmp_path / "out")))
-    command = f"'{sys.executable}' -c 'from gracecl.cli import main; main()' run er {words} {ending}"
+    command = f"'{sys.executable}' -c 'from gracecl.lab.cli import main; main()' run er {words} {ending}"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(OF_THIS_CHECKOUT)}
     assert subprocess.run(["bash", "-c", command], env=environment, capture_output=True).returncode == 0
     assert (tmp_path / "out" / "report.html").is_file()
@@ -198,7 +199,7 @@ def test_the_buffers_size_of_other_libraries_is_the_memory() -> None:
 def test_without_docstrings_the_command_works(tmp_path: Path) -> None:
     def under_oo(*words: str) -> str:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(OF_THIS_CHECKOUT), "PYTHONOPTIMIZE": "2", "COLUMNS": "200"}
-        program = [sys.executable, "-c", "from gracecl.cli import main; main()", *words]
+        program = [sys.executable, "-c", "from gracecl.lab.cli import main; main()", *words]
         done = subprocess.run(program, env=environment, capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -247,7 +248,7 @@ def test_other_faults_are_none_of_the_users(capsys: pytest.CaptureFixture[str]) 
 def test_a_limit_of_memory_is_told_of_in_a_sentence(tmp_path: Path) -> None:
     """Of a real process: what the limit leaves is too little for the net."""
     program = (
-        "import resource, sys, torch; from gracecl.cli import main; import gracecl.runs.jobs, gracecl.learner\n"
+        "import resource, sys, torch; from gracecl.lab.cli import main; import gracecl.lab.runs.jobs, gracecl.learner\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20),) * 2)\n"
         "main()"

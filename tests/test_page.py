@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gracecl import cli
-from gracecl.report import find_runs, page, read_run
-from gracecl.report.command import OPTIONS, _quoted, command
-from gracecl.runs.run import RunConfig
+from gracecl.lab import cli
+from gracecl.lab.report import find_runs, page, read_run
+from gracecl.lab.report.command import OPTIONS, _quoted, command
+from gracecl.lab.runs.run import RunConfig
 from run_folders import write_run
 
 MAILABLE = 2_000_000

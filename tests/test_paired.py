@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from torch import nn
 
-from gracecl import cli
 from gracecl.errors import UserError
 from gracecl.functional.statistics import Paired, Summary
-from gracecl.report import Run, find_runs
-from gracecl.report.compare import Comparison
-from gracecl.report.groups import told_apart
-from gracecl.runs.run import Work, learner_and_stream
-from gracecl.studies import paired as comparison
-from gracecl.studies import plan
-from gracecl.studies.study import read
+from gracecl.lab import cli
+from gracecl.lab.report import Run, find_runs
+from gracecl.lab.report.compare import Comparison
+from gracecl.lab.report.groups import told_apart
+from gracecl.lab.runs.run import Work, learner_and_stream
+from gracecl.lab.studies import paired as comparison
+from gracecl.lab.studies import plan
+from gracecl.lab.studies.study import read
 
 
 def line(mean: float, corrected: float, n: int = 4) -> Comparison:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from gracecl import defaults, paper
+from gracecl.lab import defaults, paper
 from gracecl.registry import spec
 
 ROWS = [

@@ -15,8 +15,8 @@ from commands import gracecl, only_run
 from gracecl import Learner, UserError
 from gracecl.data import download
 from gracecl.files import open_own, read_file, write_text
-from gracecl.runs.export import load_net
-from gracecl.runs.run import locked
+from gracecl.lab.runs.export import load_net
+from gracecl.lab.runs.run import locked
 
 SMALL = ("--stream", "split-digits(size=8)", "--net", "mlp(width=8)", "--memory", "20", "--steps", "2", "--device", "cpu")
 WRITTEN = (".lock", "metrics.jsonl", "checkpoint.safetensors", "config.json", "summary.json")

@@ -10,9 +10,9 @@ import pytest
 
 import gracecl as library
 from gracecl.errors import UserError
+from gracecl.lab.runs.run import Interrupted, RunConfig, Work
 from gracecl.registry import controllers, datasets, methods, nets, renderers, streams
 from gracecl.registry.plugins import digest_of, in_use
-from gracecl.runs.run import Interrupted, RunConfig, Work
 from tests.commands import gracecl, only_run
 from tests.stopping import StopAfter
 

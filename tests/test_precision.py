@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from gracecl import cli
-from gracecl.runs import checkpoint
-from gracecl.runs.run import Interrupted, RunConfig, run
+from gracecl import checkpoint
+from gracecl.lab import cli
+from gracecl.lab.runs.run import Interrupted, RunConfig, run
 from stopping import StopAfter
 
 SMALL: dict[str, Any] = {

@@ -84,7 +84,7 @@ def check_command(command: str, workplace: Path) -> None:
 
 
 def call(arguments: list[str], workplace: Path) -> subprocess.CompletedProcess[str]:
-    return python(["-c", "from gracecl.cli import main; main()", *arguments], workplace)
+    return python(["-c", "from gracecl.lab.cli import main; main()", *arguments], workplace)
 
 
 def python(arguments: list[str], workplace: Path) -> subprocess.CompletedProcess[str]:

@@ -15,11 +15,11 @@ from rich.console import Console
 
 from gracecl.errors import UserError
 from gracecl.files import replacing
-from gracecl.report import figures, find_runs, read_run, summary, tables, write_comparison, write_run_report
-from gracecl.report.groups import Group
-from gracecl.report.runs import Run, measure
-from gracecl.report.style import spread
-from gracecl.report.table import Table
+from gracecl.lab.report import figures, find_runs, read_run, summary, tables, write_comparison, write_run_report
+from gracecl.lab.report.groups import Group
+from gracecl.lab.report.runs import Run, measure
+from gracecl.lab.report.style import spread
+from gracecl.lab.report.table import Table
 from run_folders import STEPS_PER_TASK, write_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -356,5 +356,5 @@ def test_labels_are_pushed_apart_no_more_than_needed() -> None:
 
 
 def test_reports_need_no_torch_and_tables_no_matplotlib() -> None:
-    code = "import sys, gracecl.report.tables; print([m for m in ('torch', 'matplotlib') if m in sys.modules])"
+    code = "import sys, gracecl.lab.report.tables; print([m for m in ('torch', 'matplotlib') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -28,13 +28,12 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from commands import Said, gracecl, only_run, records
-from gracecl import Learner
+from gracecl import Learner, checkpoint
 from gracecl.data import Data, from_arrays
 from gracecl.files import write_text
+from gracecl.lab.runs.run import Interrupted, RunConfig, learner_and_stream, run, stop_requests
 from gracecl.registry import datasets
 from gracecl.registry.options import CAME_LATER, WITHOUT_RESULT
-from gracecl.runs import checkpoint
-from gracecl.runs.run import Interrupted, RunConfig, learner_and_stream, run, stop_requests
 from stopping import StopAfter
 
 STREAM = "split-digits(size=8, classes='0-3', tasks=2)"
@@ -47,7 +46,7 @@ SMALL = ["--stream", STREAM, "--net", NET, "--memory", "40", "--device", "cpu", 
 def start(*arguments: str | Path) -> subprocess.Popen[str]:
     """The command in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-c", "from gracecl.cli import main; main()", *map(str, arguments)],
+        [sys.executable, "-c", "from gracecl.lab.cli import main; main()", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -341,7 +340,7 @@ def test_a_run_stopped_in_every_way_ends_bit_identical(whole: Path, tmp_path: Pa
             arguments = check_what_is_said(Said(process.returncode, output, errors))
 
     with monkeypatch.context() as patch:
-        patch.setattr("gracecl.runs.watch.LiveWatch", lambda: StopAfter(STEPS - 2))
+        patch.setattr("gracecl.lab.runs.watch.LiveWatch", lambda: StopAfter(STEPS - 2))
         arguments = check_what_is_said(gracecl(*arguments))
     resumed = gracecl(*arguments)
     assert resumed.code == 0, resumed.err
@@ -355,8 +354,8 @@ def test_a_terminal_that_is_closed_lets_the_run_save(tmp_path: Path, whole: Path
     command = ["run", "grace", "--seeds", "3", "--eval-every", "9", *SMALL, "--out", str(tmp_path)]
     child, terminal = pty.fork()
     if child == 0:
-        code = "import time, gracecl.runs.trainer as t\nlearn = t.Trainer._learn\n"
-        code += "t.Trainer._learn = lambda self: (time.sleep(0.05), learn(self))\nfrom gracecl.cli import main; main()"
+        code = "import time, gracecl.lab.runs.trainer as t\nlearn = t.Trainer._learn\n"
+        code += "t.Trainer._learn = lambda self: (time.sleep(0.05), learn(self))\nfrom gracecl.lab.cli import main; main()"
         os.execve(sys.executable, [sys.executable, "-c", code, *command], os.environ | {"OMP_NUM_THREADS": "1"})
     give_up = time.monotonic() + 120
     while not list(tmp_path.rglob("checkpoint.safetensors")):

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gracecl import cli, paper
 from gracecl.errors import UserError
-from gracecl.report import figures, find_runs, sheet, style, write_figures
-from gracecl.report.beside_paper import Column, column_for, row_of
-from gracecl.report.groups import group_runs
-from gracecl.report.tables import comparison_markdown, comparison_table
-from gracecl.studies import mechanism
+from gracecl.lab import cli, paper
+from gracecl.lab.report import figures, find_runs, sheet, style, write_figures
+from gracecl.lab.report.beside_paper import Column, column_for, row_of
+from gracecl.lab.report.groups import group_runs
+from gracecl.lab.report.tables import comparison_markdown, comparison_table
+from gracecl.lab.studies import mechanism
 from run_folders import write_run
 
 METHODS = ("er()", "mose()", "grace(mose())")

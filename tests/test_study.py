@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from gracecl import cli, paper, registry, streams
+from gracecl import registry, streams
+from gracecl.lab import cli, paper
+from gracecl.lab.catalogue import LEARNERS
+from gracecl.lab.report import Run, figures, find_runs, style
+from gracecl.lab.studies import against_paper, table
+from gracecl.lab.studies.results import Results, Section
+from gracecl.lab.studies.study import read
 from gracecl.registry import spec
-from gracecl.registry.catalogue import LEARNERS
-from gracecl.report import Run, figures, find_runs, style
-from gracecl.studies import against_paper, table
-from gracecl.studies.results import Results, Section
-from gracecl.studies.study import read
 
 OURS = {"multi_update", "mkd", "best"}
 """which have a study of their own, record"""

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from gracecl import cli, paper
 from gracecl.errors import UserError
 from gracecl.files import read_sealed, write_sealed
+from gracecl.lab import cli, paper
+from gracecl.lab.report import Run, find_runs
+from gracecl.lab.report.beside_paper import row_of
+from gracecl.lab.report.runs import measure
+from gracecl.lab.studies import beside_paper, page
+from gracecl.lab.studies.results import Results
+from gracecl.lab.studies.study import SCALES, Source, names, read
 from gracecl.registry.plugins import in_use
-from gracecl.report import Run, find_runs
-from gracecl.report.beside_paper import row_of
-from gracecl.report.runs import measure
-from gracecl.studies import beside_paper, page
-from gracecl.studies.results import Results
-from gracecl.studies.study import SCALES, Source, names, read
 from test_study import final, run_of
 
 DOCS = (Path(__file__).parent.parent / "docs" / "studies.md").read_text(encoding="utf-8")
@@ -299,12 +299,12 @@ def test_a_plugin_with_a_method_and_a_renderer_belongs_to_its_runs(tmp_path: Pat
 @pytest.mark.parametrize(
     ("returned", "sentence"),
     [
-        ("'## Text'", "the renderer 'own' returned '## Text'; return a list of gracecl.studies.results.Section"),
+        ("'## Text'", "the renderer 'own' returned '## Text'; return a list of gracecl.lab.studies.results.Section"),
         ("[Section('seeds', '', 1)]", "a section of the page has the key 'seeds', which page.json has already; give it another"),
     ],
 )
 def test_what_a_renderer_returns_is_checked(returned: str, sentence: str, tmp_path: Path) -> None:
-    text = "from gracecl.registry import renderers\nfrom gracecl.studies.results import Section\n"
+    text = "from gracecl.registry import renderers\nfrom gracecl.lab.studies.results import Section\n"
     plugin = write(tmp_path, f"{text}\n@renderers.register('own')\ndef own(results): return {returned}\n", "own.py")
     results = Results("page", "own", "", [final("er()", 35.0)], [None], tmp_path)
     with in_use([str(plugin)]):

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from gracecl.errors import UserError
-from gracecl.report.table import NOTHING, Cell, Table
+from gracecl.lab.report.table import NOTHING, Cell, Table
 
 ODD = "a|b `c` *d* _e_ <b>&\\# $5 100% {x}^~ [f](g)"
 TABLE = Table(

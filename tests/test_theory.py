@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from commands import gracecl, only_run
-from gracecl.runs.run import Interrupted, RunConfig, Work, resume, run
-from gracecl.theory import bounds, page
-from gracecl.theory.bounds import Forgetting, Objective, Point
-from gracecl.theory.measure import (
+from gracecl.lab.runs.run import Interrupted, RunConfig, Work, resume, run
+from gracecl.lab.theory import bounds, page
+from gracecl.lab.theory.bounds import Forgetting, Objective, Point
+from gracecl.lab.theory.measure import (
     NO_SCALE,
     Images,
     Noise,
@@ -498,7 +498,7 @@ def test_the_measured_values_agree_with_the_snapshots_evaluated_by_hand(copied: 
     """F and the error of θ_t with the net's own forward pass on the whole test sets; H* from the record."""
     from safetensors.torch import load_file
 
-    from gracecl.runs.run import learner_and_stream
+    from gracecl.lab.runs.run import learner_and_stream
 
     theory = measure(copied, Settings(draws=2, points=2, images=10_000))
     engine, stream = learner_and_stream(theory.config)

@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gracecl import cli, defaults
 from gracecl.data import from_arrays
 from gracecl.errors import UserError
+from gracecl.lab import cli, defaults
+from gracecl.lab.report import find_runs
+from gracecl.lab.runs import jobs
+from gracecl.lab.runs.run import RunConfig
+from gracecl.lab.runs.watch import Watch
+from gracecl.lab.tuning import space as spaces
+from gracecl.lab.tuning.space import Choice, Range
+from gracecl.lab.tuning.trials import Trials
 from gracecl.registry import datasets
-from gracecl.report import find_runs
-from gracecl.runs import jobs
-from gracecl.runs.run import RunConfig
-from gracecl.runs.watch import Watch
-from gracecl.tuning import space as spaces
-from gracecl.tuning.space import Choice, Range
-from gracecl.tuning.trials import Trials
 from stopping import StopAfter
 
 if sys.version_info >= (3, 11):
@@ -337,7 +337,7 @@ def test_values_are_put_where_they_belong() -> None:
     "method", ["grace(er(n_recall=7, reduction='concat') + ewc(strength=3.0), beta=0.25)", "ocm()", "best", "si(strength=2.0)"]
 )
 def test_a_set_that_is_written_stands_for_its_expression(method: str, tmp_path: Path) -> None:
-    from gracecl.defaults.write import as_toml
+    from gracecl.lab.defaults.write import as_toml
     from gracecl.registry import spec
 
     settings = {"optimizer": "sgd(lr=1e-05)", "augment": "none"}

@@ -26,11 +26,11 @@ from select import select
 OF_THIS_CHECKOUT = tuple(str(Path(__file__).parent.parent / name) for name in ("src", ""))
 """the package and the benchmarks, whatever is installed"""
 TAKE_LONG = (
-    "gracecl.cli",
+    "gracecl.lab.cli",
     "gracecl.learner",
-    "gracecl.runs.jobs",
-    "gracecl.report.write",
-    "gracecl.studies.study",
+    "gracecl.lab.runs.jobs",
+    "gracecl.lab.report.write",
+    "gracecl.lab.studies.study",
     "gracecl.testing",
 )
 FROM_OTHERS = ("torch._dynamo", "torch.func", "matplotlib.figure", "matplotlib.backends.backend_agg", "scipy.stats", "tyro")

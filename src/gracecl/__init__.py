@@ -12,12 +12,12 @@ _HOME = {
     "Learner": "gracecl.learner",
     "Method": "gracecl.methods.base",
     "Wrapper": "gracecl.methods.base",
-    "Result": "gracecl.runs.result",
-    "RunConfig": "gracecl.runs.run",
+    "Result": "gracecl.lab.runs.result",
+    "RunConfig": "gracecl.lab.runs.run",
     "UserError": "gracecl.errors",
     "from_arrays": "gracecl.data",
-    "load_runs": "gracecl.report.frames",
-    "run": "gracecl.runs.result",
+    "load_runs": "gracecl.lab.report.frames",
+    "run": "gracecl.lab.runs.result",
     "stream": "gracecl.streams",
     "tap": "gracecl.nets.module",
 }
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from gracecl.controllers.feedback import Feedback
     from gracecl.data import from_arrays
     from gracecl.errors import UserError
+    from gracecl.lab.report.frames import load_runs
+    from gracecl.lab.runs.result import Result, run
+    from gracecl.lab.runs.run import RunConfig
     from gracecl.learner import Learner
     from gracecl.methods.base import Method, Wrapper
     from gracecl.nets.module import tap
-    from gracecl.report.frames import load_runs
-    from gracecl.runs.result import Result, run
-    from gracecl.runs.run import RunConfig
     from gracecl.streams import stream
 
 

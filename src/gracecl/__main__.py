@@ -1,5 +1,5 @@
 """`python -m gracecl` is the command `gracecl`."""
 
-from gracecl.cli import main
+from gracecl.lab.cli import main
 
 main()

@@ -15,21 +15,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gracecl import streams
+from gracecl import checkpoint, streams
 from gracecl.core import NO_SOURCES, Ints, StreamBatch
 from gracecl.data import Data
 from gracecl.data.arrays import MANY_TIMES, as_array
 from gracecl.engine.evaluate import seen_scores
 from gracecl.engine.finite import check_losses
+from gracecl.engine.recipe import Recipe, name_unfit_augmentation
 from gracecl.errors import Misfit, UserError
 from gracecl.forking import calls
+from gracecl.lab.runs.recorder import FLUSH_EVERY, fetch
+from gracecl.lab.runs.trainer import check_marks
 from gracecl.methods.base import Method
 from gracecl.registry import UnknownName, options
 from gracecl.registry.options import LearnerOptions
-from gracecl.runs import checkpoint
-from gracecl.runs.recipe import Recipe, name_unfit_augmentation
-from gracecl.runs.recorder import FLUSH_EVERY, fetch
-from gracecl.runs.trainer import check_marks
 from gracecl.streams import Stream
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -20,18 +20,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl import rng, streams
+from gracecl import checkpoint, rng, streams
 from gracecl.core import NO_TASK, Batch, StreamBatch, Taps, is_loss
 from gracecl.data import Data, from_arrays
 from gracecl.engine.engine import Engine, StepResult
 from gracecl.engine.evaluate import evaluate
+from gracecl.engine.recipe import Recipe
 from gracecl.errors import UserError
 from gracecl.functional.augment import Pixels
 from gracecl.memory import Memory
 from gracecl.nets import Backbone, TappedNet
 from gracecl.registry.spec import parse_method
-from gracecl.runs import checkpoint
-from gracecl.runs.recipe import Recipe
 from gracecl.streams import Stream
 from gracecl.streams.split import split
 

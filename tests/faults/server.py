@@ -18,10 +18,10 @@ from typing import Any
 
 
 def main() -> None:
-    from gracecl import cli
     from gracecl.files import replacing
-    from gracecl.report import figures
-    from gracecl.runs import jobs, result, run
+    from gracecl.lab import cli
+    from gracecl.lab.report import figures
+    from gracecl.lab.runs import jobs, result, run
 
     def picture(run: object, path: Path) -> bool:
         """A file that is written as pictures are, without drawing one."""

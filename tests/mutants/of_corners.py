@@ -80,7 +80,7 @@ CORNERS = [
         within("paired", ("math.isnan(mean)", "False"), ("math.copysign(math.inf, mean)", "math.inf")),
     ),
     *of(
-        "report/compare.py",
+        "lab/report/compare.py",
         "test_compare.py",
         within(
             "compare",
@@ -89,7 +89,7 @@ CORNERS = [
         within("over_settings", ("HIGHER_IS_BETTER.get(metric, False)", "HIGHER_IS_BETTER.get(metric, True)")),
     ),
     *of(
-        "studies/beside_paper.py",
+        "lab/studies/beside_paper.py",
         "test_study_files.py",
         within("_order", ('-1 if HIGHER_IS_BETTER.get(OURS.get(metric, ""), False) else 1', "-1")),
     ),

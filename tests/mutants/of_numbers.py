@@ -329,7 +329,7 @@ NUMBERS = [
     ),
     # The paper's theorems.
     *of(
-        "theory/bounds.py",
+        "lab/theory/bounds.py",
         THEORY,
         within("between", ("end[name] - value", "end[name]")),
         within("difference", ("end[name] - value", "value - end[name]")),
@@ -418,7 +418,7 @@ NUMBERS = [
         ),
     ),
     *of(
-        "theory/measure.py",
+        "lab/theory/measure.py",
         THEORY,
         within("Images._missing", ("1 - chances.gather(1, y[:, None])[:, 0]", "-chances.gather(1, y[:, None])[:, 0].log()")),
         within("Images._wrong", ("chances.argmax(dim=1) != y", "chances.argmax(dim=1) == y")),
@@ -457,7 +457,7 @@ NUMBERS = [
         within("_samples", ("np.unique(stream.order[_positions(stream, ends, number)])", "stream.order")),
     ),
     *of(
-        "theory/sharpness.py",
+        "lab/theory/sharpness.py",
         "oracle/test_sharpness.py",
         within("sharpness", ("sum(both) / 2 - here", "both[0] - here"), ("sum(rises) / len(rises)", "max(rises)")),
         within("direction", ("radius * value.norm()", "radius")),
@@ -471,7 +471,7 @@ NUMBERS = [
     ),
     # What a report reads out of a record.
     *of(
-        "report/runs.py",
+        "lab/report/runs.py",
         "test_report.py",
         within("Run.matrix", ('record["task_end"] and rule in record["accuracy"]', 'rule in record["accuracy"]')),
         within("Run.seen", ('_numbers(record["accuracy"][rule])[: record["task"] + 1]', '_numbers(record["accuracy"][rule])')),
@@ -485,16 +485,16 @@ NUMBERS = [
         within("_by_step", ('record.get("task_end", True) or not earlier.get("task_end", False)', "True")),
     ),
     *of(
-        "report/kept.py",
+        "lab/report/kept.py",
         "test_keep.py",
         within("Line.read", ("seal == f'{Digest().add(body)}\"}}'.encode()", "True")),
         within("_split", ('"" if folder in known else folder', "folder")),
         within("find_line", ("line.folder == name", "True")),
     ),
-    *of("report/keep.py", "test_keep.py", within("thinned", ('entry["step"] % every == 0', 'entry["step"] % every == 1'))),
-    *of("report/runs.py", "test_keep.py", within("_each_once", ("places |= {folder: folder for folder in folders}", "pass"))),
+    *of("lab/report/keep.py", "test_keep.py", within("thinned", ('entry["step"] % every == 0', 'entry["step"] % every == 1'))),
+    *of("lab/report/runs.py", "test_keep.py", within("_each_once", ("places |= {folder: folder for folder in folders}", "pass"))),
     *of(
-        "report/groups.py",
+        "lab/report/groups.py",
         "test_report.py test_compare.py",
         within("Group.minus", ("[run for run in self.runs if _pair_key(run) in theirs]", "self.runs[: len(theirs)]")),
         within(
@@ -504,7 +504,7 @@ NUMBERS = [
         within("Group.cost", ("sum(costs) / len(costs)", "sum(costs)")),
     ),
     *of(
-        "report/compare.py",
+        "lab/report/compare.py",
         "test_compare.py",
         within("compare", ("holm([difference.p for difference in differences])", "[difference.p for difference in differences]")),
         within("Comparison.verdict", ("self.corrected >= 1 - CONFIDENCE", "self.corrected >= CONFIDENCE")),

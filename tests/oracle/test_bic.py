@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gracecl import checkpoint
 from gracecl.core import MEMORY_SOURCE, Batch, Planning, Progress, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import rule_scores
@@ -20,7 +21,6 @@ from gracecl.errors import UserError
 from gracecl.methods.bic import BiC
 from gracecl.nets.teacher import frozen_copy
 from gracecl.registry.spec import parse_method
-from gracecl.runs import checkpoint
 from gracecl.streams import Stream
 from gracecl.streams.split import split
 from gracecl.testing import assert_same, engine_untouched, feed, next_batch, toy_data, toy_engine

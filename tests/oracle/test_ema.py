@@ -14,12 +14,12 @@ from gracecl import Learner
 from gracecl.core import NO_TASK, Progress, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import evaluate
+from gracecl.engine.recipe import Recipe
 from gracecl.errors import UserError
 from gracecl.methods.ema import EMA
 from gracecl.methods.er import ER
 from gracecl.nets.class_means import class_means
 from gracecl.registry.spec import parse_method
-from gracecl.runs.recipe import Recipe
 from gracecl.testing import TOY_SHAPE, assert_same, engine_untouched, feed, toy_engine, toy_stream
 
 

@@ -13,17 +13,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gracecl import Learner, rng
+from gracecl import Learner, checkpoint, rng
 from gracecl.core import Ints, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import evaluate
 from gracecl.errors import UserError
+from gracecl.lab.runs.run import Interrupted, RunConfig, resume, run
+from gracecl.lab.runs.watch import Follower, Watch
 from gracecl.memory import Memory
 from gracecl.memory.class_balanced import add_balanced
 from gracecl.methods.gdumb import GDumb, cut, paste
-from gracecl.runs import checkpoint
-from gracecl.runs.run import Interrupted, RunConfig, resume, run
-from gracecl.runs.watch import Follower, Watch
 from gracecl.testing import TOY_SHAPE, assert_same, engine_untouched, feed, fit_steps, toy_data, toy_engine, toy_stream
 from stopping import StopAfter
 

@@ -22,6 +22,8 @@ from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.functional.augment import Pixels
 from gracecl.functional.losses import cross_entropy, entropy
+from gracecl.lab.runs.recorder import Recorder
+from gracecl.lab.runs.trainer import Trainer
 from gracecl.memory import Memories
 from gracecl.methods.base import Method
 from gracecl.methods.er import ER
@@ -29,8 +31,6 @@ from gracecl.methods.grace import Grace, layer_accuracies
 from gracecl.methods.mose import MOSE
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry.spec import parse_method
-from gracecl.runs.recorder import Recorder
-from gracecl.runs.trainer import Trainer
 from gracecl.streams.split import split
 from gracecl.testing import feed, toy_engine, toy_stream
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from gracecl import checkpoint
 from gracecl.core import Batch, StreamBatch, Taps, total
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
@@ -16,7 +17,6 @@ from gracecl.methods.il2a import IL2A, factor
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.teacher import frozen_copy
 from gracecl.registry.spec import parse_method
-from gracecl.runs import checkpoint
 from gracecl.streams.split import split
 from gracecl.testing import TOY_SHAPE, assert_same, feed, next_batch, prepared, toy_data, toy_engine, toy_stream
 

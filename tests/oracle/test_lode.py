@@ -13,10 +13,10 @@ from gracecl.core import NO_TASK, Progress, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.functional.losses import cross_entropy
+from gracecl.lab.runs.recorder import Recorder
+from gracecl.lab.runs.trainer import Trainer
 from gracecl.methods.lode import LODE, decoupled
 from gracecl.registry.spec import parse_method
-from gracecl.runs.recorder import Recorder
-from gracecl.runs.trainer import Trainer
 from gracecl.testing import TOY_NET, assert_same, feed, next_batch, toy_engine, toy_stream
 
 LAYERS, IMAGES, CLASSES = 3, 7, 8

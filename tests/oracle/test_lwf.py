@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from gracecl.core import NO_TASK, Progress, StreamBatch, Taps
+from gracecl.engine.recipe import Recipe
 from gracecl.errors import UserError
 from gracecl.functional.losses import distillation
 from gracecl.nets.teacher import Teacher, frozen_copy
 from gracecl.registry.spec import parse_method
-from gracecl.runs.recipe import Recipe
 from gracecl.testing import assert_same, feed, next_batch, prepared, toy_engine, toy_stream
 
 FIRST_TASK = 6

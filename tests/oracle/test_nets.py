@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gracecl import nets, rng
+from gracecl.engine.recipe import taps_for
 from gracecl.errors import UserError
 from gracecl.functional.augment import Pixels
 from gracecl.memory import Memories
@@ -20,7 +21,6 @@ from gracecl.methods.mose import MOSE
 from gracecl.nets.class_means import class_means
 from gracecl.nets.resnet import Conv3x3, Gate, ResNet18, enlarge, separable_down
 from gracecl.nets.tapped import StackedLinear, TappedNet
-from gracecl.runs.recipe import taps_for
 
 
 def build(expression: str, shape: tuple[int, int, int] = (3, 8, 8), classes: int = 5, taps: int | None = None) -> TappedNet:

@@ -13,6 +13,7 @@ from turned_loops import contrast, engine_of, mean_cross_entropy, projections_ke
 from gracecl import rng
 from gracecl.core import NO_TASK, StreamBatch, Taps
 from gracecl.engine.engine import Engine
+from gracecl.engine.recipe import Recipe
 from gracecl.errors import UserError
 from gracecl.functional import augment
 from gracecl.functional.augment import ROTATIONS
@@ -20,7 +21,6 @@ from gracecl.functional.losses import info_nce, info_nce_of_pairs, info_nce_term
 from gracecl.methods.ocm import OCM
 from gracecl.nets import TappedNet
 from gracecl.nets.tapped import BatchNorm
-from gracecl.runs.recipe import Recipe
 from gracecl.testing import feed, next_batch, resumes_exactly, toy_data
 
 SMALL = "ocm(n_recall=3, scale=0.5)"

@@ -15,12 +15,12 @@ from torch.nn import functional as F
 from gracecl import Learner, nets
 from gracecl.core import NO_TASK, Batch, StreamBatch, Taps
 from gracecl.engine.engine import Engine
+from gracecl.engine.recipe import Recipe
 from gracecl.errors import UserError
 from gracecl.functional.augment import Pixels
 from gracecl.memory import Memories
 from gracecl.methods.online_lora import LossWindow, OnlineLoRA, surprise_of_prediction
 from gracecl.nets.trunk import LowRankLinear
-from gracecl.runs.recipe import Recipe
 from gracecl.testing import TOY_SHAPE, TOY_TRANSFORMER, assert_same, feed, resumes_exactly, toy_engine, toy_stream
 
 VIT = TOY_TRANSFORMER

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from gracecl.runs.run import RunConfig, Work
+from gracecl.lab.runs.run import RunConfig, Work
+from gracecl.lab.theory.sharpness import mean_cross_entropy, of_run, sharpness
 from gracecl.testing import feed, toy_engine, toy_stream
-from gracecl.theory.sharpness import mean_cross_entropy, of_run, sharpness
 
 
 def test_on_a_round_bowl_it_is_exact() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gracecl.core import Batch, Taps
 from gracecl.engine.engine import Engine
-from gracecl.runs.recipe import Recipe
+from gracecl.engine.recipe import Recipe
 from gracecl.streams import Stream
 from gracecl.streams.split import split
 from gracecl.testing import TOY_SHAPE, feed, toy_data

@@ -1,5 +1,0 @@
-"""The command `gracecl`: a module per verb, `main` calls them."""
-
-from gracecl.cli.main import VERBS, call, exit_code, main
-
-__all__ = ["VERBS", "call", "exit_code", "main"]

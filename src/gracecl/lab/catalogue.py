@@ -1,0 +1,259 @@
+"""What there is to know of each method without running it: its year, what it needs, keeps and costs, how GRACE acts on it.
+
+`gracecl list methods` and docs/methods.md show the table below, and the command must answer without torch. A test runs every method
+and compares (tests/test_catalogue.py).
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+from gracecl.lab import paper
+from gracecl.registry import methods
+
+TASK_WORDS = {"unused": "–", "used": "uses", "required": "needs"}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Of a method with its default options."""
+
+    family: str
+    """bound, replay, select (what to keep and replay), contrast, teacher (of earlier tasks), frozen (a net that others trained),
+    add (to a learner), wrap (around a learner)"""
+    year: int | None
+    """of publication; None for what nobody published as a method"""
+    tasks: str
+    """task marks of the stream: unused, used where there are some, required"""
+    keeps: str
+    """what it remembers besides its weights"""
+    rows: str
+    """its losses in later tasks; α acts on those called ce"""
+    forward: int
+    """images through the net at each step: in the last of ten tasks of ten classes, with 10 new images, a memory of 1,000"""
+    backward: int
+    """images that a gradient is taken of"""
+    grace: str = "yes"
+    """what works inside grace(...): yes; head, with train_head=True, as GRACE reads linear heads and it trains none of its own;
+    γ alone, as there are no images of the past to find α from while it trains; no"""
+
+    @property
+    def images(self) -> str:
+        return f"{self.forward}" if self.forward == self.backward else f"{self.forward}/{self.backward}"
+
+
+FACTS = {
+    "sgd": Facts("bound", None, "unused", "nothing", "ce/all", 10, 10, "γ"),
+    "joint": Facts("bound", None, "unused", "nothing", "ce/all", 74, 74, "γ"),
+    "er": Facts("replay", 2019, "unused", "images", "ce/all", 74, 74),
+    "agem": Facts("replay", 2019, "unused", "images", "ce/new", 74, 74),
+    "der": Facts("replay", 2020, "unused", "images, logits", "ce/new kd/logits", 74, 74),
+    "derpp": Facts("replay", 2020, "unused", "images, logits", "ce/new kd/logits ce/replay", 138, 138),
+    "er_ace": Facts("replay", 2022, "unused", "images", "ce/new ce/replay", 74, 74),
+    "er_aml": Facts("replay", 2022, "unused", "images", "sc ce/replay", 94, 94),
+    "adversarial_replay": Facts("replay", 2022, "unused", "images", "ce/new ce/replay ce/adversarial", 414, 276),
+    "cls_er": Facts("replay", 2022, "unused", "images, 2 averages", "ce/all kd/surer", 202, 74),
+    "gsa": Facts("replay", 2023, "required", "images, counts", "ce/new ce/balanced", 190, 190),
+    "mose": Facts("replay", 2024, "used", "images", "sc ce/new ce/balanced rsd", 384, 384),
+    "mir": Facts("select", 2019, "unused", "images", "ce/new ce/replay", 596, 84),
+    "gss": Facts("select", 2019, "unused", "images, scores", "ce/all", 184, 184),
+    "gdumb": Facts("select", 2020, "unused", "images", "", 0, 0, "γ"),
+    "aser": Facts("select", 2021, "unused", "images", "ce/all", 894, 74),
+    "dvc": Facts("select", 2022, "unused", "images", "ce/new mi/new dl/new ce/replay mi/replay dl/replay", 680, 168),
+    "scr": Facts("contrast", 2021, "unused", "images", "ce/contrast", 148, 148, "head"),
+    "co2l": Facts("contrast", 2021, "used", "images, net", "ce/contrast kd/relations", 296, 148, "head"),
+    "ocm": Facts("contrast", 2022, "used", "images, net", "ce/replay sc/new sc/replay kd/projected kd/logits", 3520, 2432),
+    "onpro": Facts("contrast", 2023, "used", "images, means", "ce/replay sc/new sc/replay ope/new ope/seen", 2560, 2560),
+    "pcr": Facts("contrast", 2023, "unused", "images", "ce/proxy", 148, 148),
+    "icarl": Facts("teacher", 2017, "used", "images, net", "ce/new kd/old", 148, 74),
+    "bic": Facts("teacher", 2019, "required", "images, net", "ce/all kd/old", 148, 74),
+    "lucir": Facts("teacher", 2019, "required", "images, net", "ce/all kd/features margin/old", 148, 74),
+    "ccil": Facts("teacher", 2021, "required", "images, net", "ce/new kd/new ce/replay kd/replay", 148, 74),
+    "il2a": Facts("teacher", 2021, "required", "images, net", "ce/all ce/semantic kd/features", 218, 109),
+    "ssil": Facts("teacher", 2021, "required", "images, net", "ce/new ce/replay kd/tasks", 148, 74),
+    "slda": Facts("frozen", 2020, "unused", "sums", "", 10, 0, "no"),
+    "ranpac": Facts("frozen", 2023, "unused", "sums", "", 10, 0, "no"),
+    "online_lora": Facts("frozen", 2025, "unused", "images", "ce/new ce/hard", 50, 50),
+    "lwf": Facts("add", 2016, "used", "net", "ce/all kd/lwf", 20, 10, "γ"),
+    "ewc": Facts("add", 2017, "used", "weights", "ce/all penalty/ewc", 10, 10, "γ"),
+    "si": Facts("add", 2017, "used", "weights", "ce/all penalty/si", 10, 10, "γ"),
+    "ewc_on": Facts("add", 2018, "used", "weights", "ce/all penalty/ewc_on", 10, 10, "γ"),
+    "ewc_pp": Facts("add", 2018, "used", "weights", "ce/all penalty/ewc_pp", 10, 10, "γ"),
+    "mas": Facts("add", 2018, "used", "weights", "ce/all penalty/mas", 10, 10, "γ"),
+    "cpr": Facts("add", 2021, "unused", "nothing", "ce/all cpr", 10, 10, "γ"),
+    "rar": Facts("wrap", 2022, "unused", "images", "ce/new ce/replay", 740, 740),
+    "ema": Facts("wrap", 2023, "used", "images, average", "ce/new kd/logits ce/replay", 138, 138),
+    "lode": Facts("wrap", 2023, "required", "images, logits", "ce/new kd/logits ce/replay", 138, 138),
+    "mkd": Facts("wrap", 2024, "unused", "images, average", "ce/all kd/teacher", 148, 74),
+    "lpr": Facts("wrap", 2024, "unused", "images, matrices", "ce/all", 91, 74),
+    "best": Facts("wrap", None, "used", "images, average", "sc ce/new ce/balanced rsd kd/teacher", 768, 384),
+    "mirrored": Facts("wrap", None, "unused", "images", "ce/all", 74, 74),
+    "multi_update": Facts("wrap", None, "used", "images", "sc ce/new ce/balanced rsd", 384, 384),
+    "grace": Facts("wrap", 2025, "used", "images", "sc ce/new ce/balanced rsd entropy", 384, 384, "no"),
+}
+"""Wrappers are those around their default method, additions those to sgd()."""
+LEARNERS = (
+    "sgd()",
+    "er()",
+    "agem()",
+    "mir()",
+    "dvc()",
+    "gss()",
+    "aser()",
+    "er_ace()",
+    "er_aml()",
+    "gdumb()",
+    "scr()",
+    "pcr()",
+    "co2l()",
+    "ocm()",
+    "onpro()",
+    "rar()",
+    "adversarial_replay()",
+    "der()",
+    "derpp()",
+    "lode()",
+    "cls_er()",
+    "ema(derpp())",
+    "ema(rar(er(), iterations=3, augmentation='run'))",
+    "gsa()",
+    "il2a()",
+    "icarl()",
+    "bic()",
+    "ssil()",
+    "lucir()",
+    "ccil()",
+    "mose()",
+    "grace(mose())",
+    "slda()",
+    "ranpac(projections=500)",
+    "online_lora()",
+    "mkd(er())",
+    "lpr(er())",
+    "mirrored(er())",
+    "multi_update(mose())",
+    "best()",
+    "er() + ewc()",
+    "er() + ewc_on()",
+    "er() + ewc_pp()",
+    "er() + si()",
+    "er() + mas()",
+    "er() + cpr()",
+    "sgd(classes='current') + lwf()",
+)
+"""Every method, in a learner that can be run, for whatever compares them all. joint() is left out: it makes the step of sgd() on
+another stream. Additions stand beside er(), or sgd() where their paper has no memory."""
+
+
+def paper_accuracy(method: str) -> float | None:
+    """What the paper reports for a method on Split CIFAR-100 with a memory of 1,000."""
+    found = paper.accuracies()
+    rows = [row for row, expression in paper.EXPRESSIONS.items() if expression.startswith(f"{method}(") and row in found]
+    return found[rows[0]] if rows else None
+
+
+def table() -> str:
+    """A line for each method, at most 80 columns wide."""
+    lines: list[tuple[str, ...]] = [("method", "year", "family", "tasks", "grace", "keeps", "images", "paper")]
+    for name in methods.names():
+        facts = FACTS.get(name)  # a method of the user's own has none
+        if facts is None:
+            lines.append((name, *["–"] * 7))
+            continue
+        reported = paper_accuracy(name)
+        lines.append(
+            (
+                name,
+                str(facts.year or "–"),
+                facts.family,
+                TASK_WORDS[facts.tasks],
+                facts.grace,
+                facts.keeps.replace("images,", "+"),
+                facts.images,
+                "–" if reported is None else f"{reported:.1f}",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    to_the_right = {lines[0].index("images"), lines[0].index("paper")}
+    rows = [
+        "  ".join(
+            f"{cell:>{width}}" if i in to_the_right else f"{cell:<{width}}"
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    ]
+    return "\n".join([*rows, "", LEGEND, *textwrap.wrap(f"also understood: {also_understood()}", 80)])
+
+
+def also_understood(quote: str = "") -> str:
+    """Every method that has other names, with them."""
+    others: dict[str, list[str]] = {}
+    for alias, name in methods.aliases.items():
+        others.setdefault(name, []).append(f"{quote}{alias.replace('_pp', '++')}{quote}")
+    return "; ".join(f"{', '.join(listed)} for {quote}{name}{quote}" for name, listed in others.items())
+
+
+LEGEND = """\
+tasks   needs task marks, uses them where the stream has some, or – does not
+grace   works inside grace(...): yes; head, with train_head=True; γ, only the
+        entropy term, as α has no images of the past; or no
+keeps   besides its weights; + is images and more
+images  through the net per step, of which a gradient is taken of those after
+        the slash: 10 new ones, defaults, the last of ten tasks of ten classes
+paper   the GRACE paper's accuracy on Split CIFAR-100, memory 1,000
+'gracecl list methods --describe' says what each one does."""
+
+
+def markdown() -> str:
+    """The page docs/methods.md."""
+    described = methods.summaries()
+    rows = []
+    for name, facts in sorted(FACTS.items()):
+        reported = paper_accuracy(name)
+        rows.append(
+            f"| `{name}` | {facts.year or '–'} | {facts.family} | {described[name].rstrip('.')} | {_under_grace(facts)} "
+            f"| {TASK_WORDS[facts.tasks]} | {facts.keeps} | {facts.images} | {'–' if reported is None else f'{reported:.1f}'} |"
+        )
+    header = "| method | year | family | what it does | inside `grace(...)` | task marks | keeps | images per step | paper |"
+    names = f"Also understood: {also_understood('`')}. A run is recorded under the method's name here.\n"
+    return "\n".join([PAGE, names, header, "|---|---|---|---|---|---|---|---:|---:|", *rows, ""])
+
+
+def _under_grace(facts: Facts) -> str:
+    if facts.grace == "no":
+        return "not possible"
+    acted = [row for row in facts.rows.split() if row.split("/")[0] == "ce"]
+    others = [row for row in facts.rows.split() if row not in acted]
+    left = f", not on {_listed(others)}" if others else ""
+    if facts.family == "add":
+        return f"α on the learner's rows{left}; alone, γ"
+    if facts.grace == "γ":
+        return "γ alone"
+    return f"α on {_listed(acted)}{left}" + ("; with `train_head=True`" if facts.grace == "head" else "")
+
+
+def _listed(rows: list[str]) -> str:
+    return ", ".join(f"`{row}`" for row in rows)
+
+
+PAGE = """\
+# Methods
+
+Written by `gracecl list methods --markdown`; a test compares it with what the methods do. Each is described with its default
+options; wrappers around their default method, additions to `sgd()`.
+
+- **family**: bound; replay; select, which chooses what to keep or replay; contrast; teacher, which distils from a copy of the net
+  of earlier tasks; frozen, on a net that others trained; add, to a learner: `er() + ewc()`; wrap, around a learner: `ema(er())`.
+- **inside `grace(...)`**: GRACE multiplies the rows named by the layer's α, whatever weight the method gave them before, and leaves
+  the others alone; it adds γ times the entropy of every layer's linear head. *γ alone* means that α stays 1, because nothing of the
+  past is kept to measure heads on, or nothing is trained while the stream passes; an addition to a learner that keeps images,
+  `grace(er() + ewc())`, has both.
+- **task marks**: *needs* means that a stream without them is refused; *uses*, that it does something at a task's end where there is
+  one, or every so many steps where there is none; – that tasks make no difference.
+- **keeps**: what it remembers besides the weights that it trains.
+- **images per step**: through the net, and after a slash those that a gradient is taken of, where they are fewer: with 10 new
+  images, in the last of ten tasks of ten classes, with a memory of 1,000. `gdumb` trains on its memory before an evaluation
+  instead; `slda` and `ranpac` make no training steps at all.
+- **paper**: the GRACE paper's accuracy on Split CIFAR-100 with a memory of 1,000, where it has one.
+"""

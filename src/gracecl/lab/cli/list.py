@@ -1,0 +1,50 @@
+"""`gracecl list`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gracecl.errors import UserError
+from gracecl.lab.cli.values import with_plugins
+from gracecl.terminal import print_out
+
+
+@with_plugins
+def list_names(
+    kind: Literal["methods", "streams", "nets", "datasets", "controllers", "renderers"],
+    /,
+    describe: bool = False,
+    markdown: bool = False,
+    plugin: tuple[str, ...] = (),
+) -> None:
+    """Print the names there are, a line each; of methods, what they need, keep and cost.
+
+    Args:
+        kind: what to list
+        describe: of methods, a sentence each instead
+        markdown: of methods, the table as the page docs/methods.md
+        plugin: modules or files that register more
+    """
+    from gracecl import registry
+    from gracecl.lab import catalogue
+
+    if kind != "methods" and (describe or markdown):
+        raise UserError(f"--describe and --markdown are for methods; 'gracecl list {kind}' describes each by itself")
+    if kind == "methods" and not describe:
+        print_out(catalogue.markdown() if markdown else catalogue.table(), end="" if markdown else "\n")
+        return
+
+    found = {
+        "methods": registry.methods,
+        "streams": registry.streams,
+        "nets": registry.nets,
+        "datasets": registry.datasets,
+        "controllers": registry.controllers,
+        "renderers": registry.renderers,
+    }[kind].summaries()
+    if kind == "streams":
+        sets = registry.datasets.summaries()
+        found = {f"{family}-{name}": f"{what} — {text}" for family, text in found.items() for name, what in sets.items()}
+    widest = max(map(len, found))
+    for name, text in found.items():
+        print_out(f"{name.replace('_', '-') if kind == 'streams' else name:<{widest}}  {text}")

@@ -1,0 +1,51 @@
+"""`gracecl report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gracecl.errors import UserError
+from gracecl.lab.cli.ending import show, tell
+
+
+def report(
+    sources: tuple[str, ...],
+    /,
+    formats: str = "html,md",
+    metrics: str = "acc,aia,forgetting,forgetting_mose",
+    paper: str = "auto",
+    out: Path | None = None,
+) -> int:
+    """Report on runs: a table here, and a page, tables and figures as files.
+
+    Args:
+        sources: folders of runs (what was given as --out), or the name of a study
+        formats: which files, such as html,md,csv,tex,pdf; or all. html is a page to open in a browser, tex a table for a paper
+            (booktabs), pdf and svg are figures
+        metrics: columns of the tables: acc, aia, forgetting, forgetting_mose (the paper's AF), bwt, learning_acc, aaa, min_acc,
+            wc_acc, ece, nll
+        paper: the numbers that the tables have beside ours: auto is the paper's column of the same data set and memory, 1000 that
+            of this memory, none no numbers
+        out: folder for the files (default: the folder of the runs)
+    """
+    from gracecl.lab import report as reports
+    from gracecl.lab.report.compare import check_metric
+    from gracecl.lab.report.select import folder_of
+
+    if not sources:
+        raise UserError("name the runs to report on: folders that were given as --out, or a study")
+    folders = [folder_of(source) for source in sources]
+    if out is None and len(folders) > 1:
+        raise UserError("a report on several folders needs a folder of its own; name it with --out")
+    kinds = list(reports.FORMATS) if formats == "all" else [kind.strip() for kind in formats.split(",")]
+    if unknown := [kind for kind in kinds if kind not in reports.FORMATS]:
+        raise UserError(f"there is no format '{unknown[0]}' (there are: {', '.join(reports.FORMATS)}, all)")
+    columns = [metric.strip() for metric in metrics.split(",")]
+    for metric in columns:
+        check_metric(metric)
+    runs, damaged = reports.read_runs([place for folder in folders for place in reports.find_places(folder)])
+    if not runs and not damaged:
+        raise UserError(f"there is no run in {' or '.join(map(str, folders))} or below; give what was given as --out")
+    if runs:
+        show(out or folders[0], runs, kinds, columns, paper)
+    return tell(damaged)

@@ -1,0 +1,90 @@
+"""Runs as pandas tables, and those as files."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from gracecl.errors import UserError
+from gracecl.files import as_cell, as_path, replacing
+from gracecl.lab.report.groups import cost_of
+from gracecl.lab.report.runs import Run, find_runs, measure
+
+What = Literal["runs", "evaluations", "steps"]
+Rows = list[dict[str, Any]]
+
+
+def load_runs(folder: str | Path, what: What = "runs", rule: str | None = None) -> Any:
+    """The runs in a folder and below as a pandas DataFrame.
+
+    `runs` has a row for each run: its configuration, whether it is finished, its metrics under its own inference rule or another,
+    and its seconds. `evaluations` has a row for each evaluation, rule and task; `steps` one for each step, recorded term and layer.
+    """
+    return frame(table(find_runs(as_path(folder, "folder")), what, rule))
+
+
+def table(runs: Sequence[Run], what: What = "runs", rule: str | None = None) -> Rows:
+    """The rows of all runs, each with the folder, method and seed it belongs to."""
+    rows_of = {"runs": lambda run: [run_row(run, rule)], "evaluations": evaluation_rows, "steps": step_rows}
+    if what not in rows_of:
+        raise UserError(f"runs have the tables {', '.join(rows_of)}, not '{what}'")
+    owner = ("method", "stream", "seed")
+    return [
+        {"folder": str(run.path), **{key: run.config[key] for key in owner}, **row} for run in runs for row in rows_of[what](run)
+    ]
+
+
+def run_row(run: Run, rule: str | None = None) -> dict[str, Any]:
+    """One run; what is not a single value in its configuration is left out."""
+    plain = {key: value for key, value in run.config.items() if not isinstance(value, (dict, list))}
+    chosen = rule or run.rule
+    return plain | {"rule": chosen, "finished": run.finished, **measure(run, chosen), "seconds": cost_of(run, "seconds")}
+
+
+def evaluation_rows(run: Run) -> Rows:
+    """A row for each evaluation, rule and task."""
+    return [
+        {"step": found["step"], "task_end": found["task_end"], "rule": rule, "task": task, "accuracy": percent}
+        for found in run.evals
+        for rule, percents in found["accuracy"].items()
+        for task, percent in enumerate(percents)
+    ]
+
+
+def step_rows(run: Run) -> Rows:
+    """A row for each step, recorded term and tapped layer, counted from 1."""
+    return [
+        {"step": step["step"], "task": step["task"], "term": term, "layer": layer, "value": value}
+        for step in run.steps
+        for term, values in step["rows"].items()
+        for layer, value in enumerate(values, start=1)
+    ]
+
+
+def frame(rows: Rows) -> Any:
+    """As a pandas DataFrame."""
+    try:
+        pandas = importlib.import_module("pandas")
+    except ImportError:
+        raise UserError("a DataFrame needs pandas; install it with: pip install pandas") from None
+    return pandas.DataFrame(rows)
+
+
+def write_table(runs: Sequence[Run], file: Path, what: What = "runs", rule: str | None = None) -> int:
+    """A table as .csv or .parquet, by the name; returns the number of its rows."""
+    rows = table(runs, what, rule)
+    if file.suffix == ".csv":
+        rows = [{as_cell(name): as_cell(value) for name, value in row.items()} for row in rows]
+    found = frame(rows)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(file) as temporary:
+        if file.suffix == ".csv":
+            found.to_csv(temporary, index=False)
+        else:
+            try:
+                found.to_parquet(temporary, index=False)
+            except ImportError:
+                raise UserError("Parquet needs pyarrow; install it with: pip install pyarrow, or write a .csv") from None
+    return len(found)

@@ -1,0 +1,212 @@
+"""One HTML page about some runs: everything in one file, nothing fetched, to be opened from a folder or mailed.
+
+The page draws itself, with Observable Plot and D3 (`assets/vendor`, with their licences), from the data that this module writes
+into it. Statistics over the seeds a reader chooses, and tests of paired differences, are computed there, with the quantiles and the
+limits of `functional/statistics.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gracecl import __version__
+from gracecl.files import finite, write_text
+from gracecl.functional.metrics import ANYTIME_METRICS, HIGHER_IS_BETTER, MATRIX_METRICS, Array
+from gracecl.functional.statistics import FEWEST_SEEDS, t_quantile
+from gracecl.lab.report.beside_paper import METRICS, Column, about, column_for
+from gracecl.lab.report.command import command
+from gracecl.lab.report.groups import COSTS, cost_of, group_runs
+from gracecl.lab.report.runs import Run, is_tap, measure
+from gracecl.lab.report.tables import COMPARED, DECIMALS
+from gracecl.registry.options import docstring
+
+MOST_NUMBERS = 120_000
+"""of curves in a page, about 0.8 MB; curves of many runs are thinned to it"""
+MOST_POINTS, FEWEST_POINTS = 250, 12
+"""of one curve"""
+SETTING = ("stream", "net", "memory", "taps", "optimizer", "augment", "commit")
+"""told at the head of the page"""
+ROWS = {
+    "log/H": "entropy H (nats)",
+    "log/gamma": "entropy weight γ",
+    "log/alpha": "loss weight α",
+    "log/accuracy": "accuracy on the images of the step",
+}
+"""what recorded rows are called in words; others go by their names"""
+READING = (
+    "Percent: mean ± sample standard deviation over the seeds; in the marked column also the 95 % Student-t interval of the mean, "
+    f"from {FEWEST_SEEDS} seeds on. Seeds are paired: each gives every method the same stream. Only finished runs count."
+)
+
+DIFFERING = (
+    "Difference to the chosen method on the seeds that both have, with its 95 % Student-t interval; p of the paired t-test after "
+    "Holm's correction for all rows. A p of 0.05 or more is no evidence that two are equal; 'gracecl compare' also tests by ranks "
+    "and says how many seeds would show a difference of this size."
+)
+
+
+def write(path: Path, runs: Sequence[Run], title: str, root: Path | None = None, paper: str = "auto") -> None:
+    """The page; folders of runs are told relative to `root`, and `paper` says which of its numbers stand beside ours."""
+    write_text(path, html(content(runs, title, root, paper)))
+
+
+def html(data: dict[str, Any]) -> str:
+    """The page with its scripts and its data. No `<` is left in the data, so that nothing there can end its element."""
+    text = json.dumps(finite(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    parts = {
+        "style": _asset("page.css"),
+        "d3": _vendored("d3.min.js", "d3"),
+        "plot": _vendored("plot.umd.min.js", "plot", "interval-tree-1d", "binary-search-bounds", "isoformat"),
+        "script": _asset("page.js"),
+        "data": text,
+    }
+    page = _asset("page.html")
+    for name, part in parts.items():
+        before, after = page.split(f"/*{name}*/")
+        page = before + part + after
+    return page
+
+
+def content(runs: Sequence[Run], title: str, root: Path | None = None, paper: str = "auto") -> dict[str, Any]:
+    """What the page knows, as plain values."""
+    groups = group_runs(runs)
+    with_all = group_runs(runs, unfinished_too=True)
+    columns = [column_for(group.runs, paper) for group in with_all]
+    printed = [_printed(group.method, column) for group, column in zip(with_all, columns, strict=True)]
+    shown = [(place, run) for place, group in enumerate(with_all) for run in group.runs]
+    points = _points([run for _, run in shown])
+    rules = dict.fromkeys(rule for _, run in shown for rule in run.rules())
+    found = [_run(place, run, root, points) for place, run in shown]
+    measured = {name for run in found for rule in run["rules"].values() for name in rule["values"]}
+    most = max((len(group.runs) for group in groups), default=0)
+    return {
+        "title": title,
+        "setting": _setting(runs),
+        "metrics": [_metric(name) for name in HIGHER_IS_BETTER if name in measured],
+        "compared": [*COMPARED, "bwt"],
+        "costs": [{"name": name, "about": about} for name, about in COSTS.items()],
+        "rows": ROWS,
+        "rules": sorted(rules, key=is_tap),
+        "quantiles": {str(n): t_quantile(n) for n in range(FEWEST_SEEDS, most + 1)},
+        "groups": [
+            {"label": group.label, "rule": group.rule, "unfinished": group.unfinished, "paper": values}
+            for group, values in zip(groups, printed, strict=True)
+        ],
+        "runs": found,
+        "reading": " ".join([READING, *([about(used)] if (used := _used(columns, printed)) else [])]),
+        "differing": DIFFERING,
+        "footer": f"Made by gracecl {__version__} from {len(found)} runs. Drawn with Observable Plot and D3, whose licences are in "
+        "this file.",
+    }
+
+
+def _run(place: int, run: Run, root: Path | None, points: int) -> dict[str, Any]:
+    kept = _evaluations(run, points)
+    rules: dict[str, Any] = {}
+    for rule in run.rules():
+        rows = [kept_record["accuracy"].get(rule, [])[: kept_record["task"] + 1] for kept_record in kept]
+        values = {name: round(value, 6) for name, value in measure(run, rule).items() if math.isfinite(value)}
+        rules[rule] = {"values": values, "rows": [[_short(value) for value in row] for row in rows]}
+    return {
+        "group": place,
+        "seed": run.config["seed"],
+        "finished": run.finished,
+        "folder": str(run.path.relative_to(root)) if root is not None and run.path.is_relative_to(root) else run.path.name,
+        "command": command(run),
+        "config": run.config,
+        "costs": {name: cost_of(run, name) for name in COSTS},
+        "evals": {
+            name: [record[key] for record in kept] for name, key in (("steps", "step"), ("tasks", "task"), ("ends", "task_end"))
+        },
+        "rules": rules,
+        "series": {name: _thinned(run, name, points) for name in (*run.row_names(observed=True), *run.row_names(observed=False))},
+    }
+
+
+def _printed(method: str, column: Column | None) -> dict[str, float]:
+    """What the paper has for a method, by our metrics."""
+    values = {metric: column.value(method, metric) for metric in METRICS} if column else {}
+    return {metric: value for metric, value in values.items() if value is not None}
+
+
+def _used(columns: Sequence[Column | None], printed: Sequence[dict[str, float]]) -> list[Column]:
+    return [column for column, values in zip(columns, printed, strict=True) if column and values]
+
+
+def _points(runs: Sequence[Run]) -> int:
+    """Of each curve, such that all of them together are not too many numbers."""
+    curves = 0
+    for run in runs:
+        last = run.evals[-1] if run.evals else {"accuracy": {}}
+        curves += sum(len(row) for row in last["accuracy"].values()) // 2  # the number of tasks seen grows to it
+        curves += sum(len(values) for values in (run.steps[-1]["rows"] if run.steps else {}).values())
+    return int(min(MOST_POINTS, max(FEWEST_POINTS, MOST_NUMBERS // max(curves, 1))))
+
+
+def _evaluations(run: Run, most: int) -> list[dict[str, Any]]:
+    """The ends of tasks, and of the evaluations between them as many as there is room for."""
+    between = sum(not record["task_end"] for record in run.evals)
+    room = max(1, most - (len(run.evals) - between))
+    every = math.ceil(between / room) if between else 1
+    count, kept = 0, []
+    for record in run.evals:
+        count += not record["task_end"]
+        if record["task_end"] or count % every == 0:
+            kept.append(record)
+    return kept
+
+
+def _thinned(run: Run, name: str, most: int) -> dict[str, Any]:
+    """A recorded row as a few points: means of neighbours within a task."""
+    steps, values, tasks = run.series(name)
+    size = math.ceil(len(steps) / most)
+    parts = [
+        part
+        for task in np.unique(tasks)
+        for part in np.array_split(np.flatnonzero(tasks == task), math.ceil(np.count_nonzero(tasks == task) / size))
+    ]
+    means: list[Array] = [values[part].mean(axis=0) for part in parts]
+    return {
+        "steps": [int(steps[part].mean()) for part in parts],
+        "values": [[_short(value) for value in line] for line in zip(*means, strict=True)],
+    }
+
+
+def _short(value: float | None) -> float | None:
+    """Five digits, as many as a curve can show."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")
+
+
+def _metric(name: str) -> dict[str, Any]:
+    functions: dict[str, Any] = {**MATRIX_METRICS, **ANYTIME_METRICS}
+    about = {"ece": "expected calibration error at the end, a fraction", "nll": "negative log-likelihood at the end, in nats"}
+    sentence = docstring(functions[name]).splitlines()[0] if name in functions else about[name]
+    return {"name": name, "higher": HIGHER_IS_BETTER[name], "decimals": DECIMALS.get(name, 2), "about": sentence}
+
+
+def _setting(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """What all runs share, and how many values there are of what they do not."""
+    told = []
+    for name in SETTING:
+        values = list(dict.fromkeys(str(run.config[name]) for run in runs if run.config.get(name) is not None))
+        if values:
+            told.append((name, values[0] if len(values) == 1 else f"{len(values)} different"))
+    return told
+
+
+def _vendored(script: str, *licences: str) -> str:
+    texts = "\n\n".join(f"{name}:\n{_asset(f'vendor/{name}.LICENSE').strip()}" for name in licences)
+    return f"/*\n{texts}\n*/\n{_asset(f'vendor/{script}')}"
+
+
+@cache
+def _asset(name: str) -> str:
+    return (resources.files("gracecl.lab.report") / "assets" / name).read_text(encoding="utf-8")

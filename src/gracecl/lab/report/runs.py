@@ -1,0 +1,507 @@
+"""A run read back, from its folder or from a line of a study's `runs.jsonl`.
+
+The recorder appends to `metrics.jsonl` and may be killed at any byte, so a last line that is cut short is dropped;
+anything else that cannot be read is an error, because a report over half the evidence would look like a result.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gracecl.errors import UserError
+from gracecl.files import Written, noted_in, parse_json, read_file, read_note, read_sealed
+from gracecl.functional.metrics import ANYTIME_METRICS, MATRIX_METRICS, Array, aaa, seen_rows
+from gracecl.lab.report.kept import KEPT, Line, find_line, find_lines, in_order
+from gracecl.registry.options import run_name
+
+Record = dict[str, Any]
+
+CONFIG, RECORD, SUMMARY, TIMING = "config.json", "metrics.jsonl", "summary.json", "timing.json"
+MATRICES = "accuracy.json"
+CHECKPOINT = "checkpoint.safetensors"
+LEFT_BY_RUNS = (RECORD, SUMMARY, CHECKPOINT)
+"""files by which a folder is known as a run's, also where its configuration is lost"""
+IMPORTED = "imported"
+"""the folder above a result that others made, in the place of a configuration's hash"""
+PUT_BACK = "put it back from a copy, or delete the run's folder and run it again"
+Place = Path | Line
+"""where a run is: its folder, or a line of a file"""
+REQUIRED_SETTINGS = ("method", "stream", "seed", "rule")
+REQUIRED_FIELDS = {
+    "step": ("step", "task", "rows"),
+    "eval": ("step", "task", "task_end", "accuracy"),
+    "task": ("step", "task", "values"),
+}
+"""what each kind of record must have; kinds that are not listed belong to someone else and are passed over"""
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -1 <= value < 1 << 62
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62)
+
+
+def _or_nothing(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or fits(value)
+
+
+def _are_numbers(value: Any) -> bool:
+    """`{name: number or null}`."""
+    return isinstance(value, dict) and all(map(_or_nothing(_is_number), value.values()))
+
+
+def _are_rows(value: Any) -> bool:
+    """`{name: [number or null, …]}`."""
+    lists = list(value.values()) if isinstance(value, dict) else [None]
+    return all(isinstance(row, list) and row and all(map(_or_nothing(_is_number), row)) for row in lists)
+
+
+FIELDS: dict[str, Callable[[Any], bool]] = {
+    "step": _is_whole,
+    "task": _is_whole,
+    "task_end": lambda value: isinstance(value, bool),
+    "rows": _are_rows,
+    "accuracy": _are_rows,
+    "values": _are_rows,
+    "ece": _are_numbers,
+    "nll": _are_numbers,
+}
+"""what the fields of a record are"""
+SETTINGS: dict[str, Callable[[Any], bool]] = {
+    "method": _is_text,
+    "stream": _is_text,
+    "seed": _is_whole,
+    "rule": _is_text,
+    "tasks": _or_nothing(_is_whole),
+    "memory": _or_nothing(_is_whole),
+    "parameters": _or_nothing(_is_whole),
+    "stream_hash": _or_nothing(_is_text),
+}
+"""what those settings are that a report reads"""
+
+
+@dataclass(repr=False)
+class Run:
+    """What one run left behind: its settings, and its records in the order of steps."""
+
+    path: Path
+    config: Record
+    steps: list[Record]
+    evals: list[Record]
+    tasks: list[Record]
+    timing: Record
+    plugins: list[str] = field(default_factory=list)
+    """modules and files that register what the run uses, as it noted them"""
+    record: Written | None = None
+    """what a finished run recorded"""
+
+    def __repr__(self) -> str:
+        return f"Run({self.title}: {len(self.steps)} steps and {len(self.evals)} evaluations in {self.path})"
+
+    @property
+    def rule(self) -> str:
+        """The headline inference rule: the one the run's method predicts with."""
+        return str(self.config["rule"])
+
+    @property
+    def title(self) -> str:
+        return f"{self.config['method']} on {self.config['stream']}, seed {self.config['seed']}"
+
+    def rules(self) -> list[str]:
+        """Every rule that was evaluated, taps included, in the order recorded."""
+        return list(dict.fromkeys(rule for record in self.evals for rule in record["accuracy"]))
+
+    def matrix(self, rule: str) -> Array:
+        """a[t, j]: accuracy on task j after task t, NaN where absent, for the tasks that have ended so far."""
+        self._check(rule)
+        ends = [record for record in self.evals if record["task_end"] and rule in record["accuracy"]]
+        size = max((record["task"] + 1 for record in ends), default=0)
+        a = np.full((size, size), np.nan)
+        for record in ends:
+            row = _numbers(record["accuracy"][rule])[:size]
+            a[record["task"], : len(row)] = row
+        return a
+
+    def matrices(self) -> dict[str, list[list[float]]]:
+        """Those of all rules, as lists."""
+        return {rule: self.matrix(rule).tolist() for rule in self.rules()}
+
+    def seen(self, rule: str) -> tuple[list[int], list[Array]]:
+        """Steps, and at each of them the accuracies on the tasks seen by then (any-time and task-end evaluations)."""
+        self._check(rule)
+        chosen = [record for record in self.evals if rule in record["accuracy"]]
+        rows = [_numbers(record["accuracy"][rule])[: record["task"] + 1] for record in chosen]
+        return [record["step"] for record in chosen], rows
+
+    def series(self, row: str) -> tuple[npt.NDArray[np.int64], Array, npt.NDArray[np.int64]]:
+        """Steps [S], values [S, layers] and tasks [S] of one recorded row; all empty when the run has no such row."""
+        chosen = [record for record in self.steps if row in record["rows"]]
+        steps = np.array([record["step"] for record in chosen], dtype=np.int64)
+        tasks = np.array([record["task"] for record in chosen], dtype=np.int64)
+        width = max((len(record["rows"][row]) for record in chosen), default=0)
+        values = np.full((len(chosen), width), np.nan)
+        for index, record in enumerate(chosen):
+            numbers = _numbers(record["rows"][row])
+            values[index, : len(numbers)] = numbers
+        return steps, values, tasks
+
+    def row_names(self, *, observed: bool) -> list[str]:
+        """Names of the recorded rows: observations (`log/…`), or else the losses."""
+        names = dict.fromkeys(name for record in self.steps for name in record["rows"])
+        return [name for name in names if name.startswith("log/") == observed]
+
+    @property
+    def task_ends(self) -> list[int]:
+        """The last step of each task."""
+        return [record["step"] for record in self.evals if record["task_end"]]
+
+    @property
+    def length(self) -> int:
+        """Steps of the stream, those that were recorded if the run does not say."""
+        recorded = max((record["step"] for record in [*self.steps, *self.evals]), default=-1) + 1
+        return int(self.timing.get("steps") or recorded)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end. A run that knows its number of tasks (in its settings or in the stream's
+        expression) has evaluated after each of them; one that does not has written its timing."""
+        written_out = re.search(r"\btasks=(\d{1,9})\b", str(self.config["stream"]))
+        planned = self.config.get("tasks") or (written_out and int(written_out[1]))
+        if planned:
+            return any(record["task_end"] and record["task"] == planned - 1 for record in self.evals)
+        return bool(self.timing)
+
+    def _check(self, rule: str) -> None:
+        if self.evals and rule not in self.rules():
+            raise UserError(f"{self.path} was not evaluated with the rule '{rule}'; it has {', '.join(self.rules())}")
+
+
+def is_tap(rule: str) -> bool:
+    """`ncm_3` is the rule of a single tap; `ncm_mean` and `linear_last` are what a user would predict with."""
+    return rule.rpartition("_")[2].isdigit()
+
+
+def measure(run: Run, rule: str) -> dict[str, float]:
+    """Every metric of one run under one rule; `ece` and `nll` where the last task's evaluation has them."""
+    matrix, (_, rows) = run.matrix(rule), run.seen(rule)
+    values = {name: metric(matrix) for name, metric in MATRIX_METRICS.items()}
+    values |= {name: metric(rows) for name, metric in ANYTIME_METRICS.items()}
+    if np.isnan(matrix).all(axis=0).any():
+        values = dict.fromkeys(values, math.nan) | _averages_of_what_was_tested(matrix, rows)
+    last = next((record for record in reversed(run.evals) if record["task_end"]), {})
+    for name in ("ece", "nll"):
+        value = last.get(name, {}).get(rule)
+        if value is not None:
+            values[name] = float(value)
+    return values
+
+
+def _averages_of_what_was_tested(matrix: Array, rows: list[Array]) -> dict[str, float]:
+    """The metrics that are averages over tasks, of those that have test images; the others need a test of every task."""
+
+    def tested(evaluations: Iterable[Array]) -> list[Array]:
+        return [row[~np.isnan(row)] for row in evaluations if not np.isnan(row).all()]
+
+    # `aia` first: an empty list of evaluations has no last row.
+    after_tasks = tested(seen_rows(matrix))
+    return {"aia": aaa(after_tasks), "aaa": aaa(tested(rows)), "acc": aaa(after_tasks[-1:])}
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """The run in one small dictionary: what `summary.json` holds."""
+    rules = run.rules()
+    return {
+        "run": run_name(run.config),
+        "method": run.config["method"],
+        "stream": run.config["stream"],
+        "seed": run.config["seed"],
+        "rule": run.rule,
+        "finished": run.finished,
+        "steps": run.length,
+        "metrics": {rule: measure(run, rule) for rule in rules if not is_tap(rule)},
+        "per_tap": {rule: measure(run, rule) for rule in rules if is_tap(rule)},
+    }
+
+
+def read_run(path: str | Place, record: Written | None = None) -> Run:
+    """Read one run from its folder, whose files must belong together, or from a line that keeps it.
+
+    The configuration must be that of the folder, and every file must be of this configuration. The record must be the one that is
+    given, or else the one that the run was finished with.
+    """
+    if isinstance(path, Line):
+        return _read_line(path)
+    folder = Path(path)
+    if line := line_for(folder):
+        return _read_line(line)
+    config = read_config(folder)
+    if record is None:
+        record = _record_of(folder, config)
+    if record and record != Written.to(folder / RECORD):
+        raise UserError(f"{folder / RECORD} is not the record that the run wrote; {PUT_BACK}")
+    records = _read_records(folder / RECORD)
+    timing = read_sealed(folder / TIMING) if (folder / TIMING).is_file() else {}
+    plugins = read_note(folder / "plugins").splitlines()
+    return _assembled(folder, folder / TIMING, config, records, timing, plugins, record)
+
+
+def line_for(folder: Path) -> Line | None:
+    """The line that keeps the run of this folder; None where the folder itself holds something of it."""
+    return None if any(_holds(folder / name) for name in (CONFIG, *LEFT_BY_RUNS)) else find_line(folder)
+
+
+def _read_line(line: Line) -> Run:
+    parts = line.read()
+    _check_config(line.path, line, parts["config"])
+    _check_owner(line, parts["summary"], parts["config"])
+    records = [record for entry in parts["record"] if (record := _checked_record(entry, f"an entry of {line}"))]
+    return _assembled(line.path, line, parts["config"], records, parts["timing"], [], Written.of(parts["summary"].get("record")))
+
+
+def _assembled(
+    path: Path,
+    source: Path | Line,
+    config: Record,
+    records: list[Record],
+    timing: Record,
+    plugins: list[str],
+    record: Written | None,
+) -> Run:
+    """A run of what was read; `source` is where its times are from."""
+    _check_owner(source, timing, config)
+    timing.pop("run", None)
+    if not _are_numbers(timing):
+        raise UserError(f"{source} is damaged: it holds other things than numbers")
+    return Run(
+        path=path,
+        config=config,
+        steps=_by_step(record for record in records if record["kind"] == "step"),
+        evals=_by_step(record for record in records if record["kind"] == "eval"),
+        tasks=_by_step(record for record in records if record["kind"] == "task"),
+        timing=timing,
+        plugins=plugins,
+        record=record,
+    )
+
+
+def read_config(folder: Path) -> Record:
+    """The configuration of the run that has this folder, or would have it if it were not kept in a line."""
+    if line := line_for(folder):
+        return _read_line(line).config
+    file = folder / CONFIG
+    if not file.is_file():
+        raise UserError(without_config(folder))
+    config = read_sealed(file)
+    _check_config(folder, file, config)
+    return config
+
+
+def _check_config(folder: Path, file: Path | Line, config: Record) -> None:
+    if missing := [name for name in REQUIRED_SETTINGS if name not in config]:
+        raise UserError(f"{file} is not a run's: it lacks {', '.join(missing)}")
+    if wrong := [name for name, fits in SETTINGS.items() if name in config and not fits(config[name])]:
+        raise UserError(f"{file} is damaged: its {wrong[0]} is {config[wrong[0]]!r}")
+    check_folder_name(folder, config)
+
+
+def without_config(folder: Path) -> str:
+    """What to say of a folder that has no config.json: a run whose configuration is lost, or no run."""
+    if left := [name for name in LEFT_BY_RUNS if _holds(folder / name)]:
+        return f"{folder} has no {CONFIG} beside its {left[0]}; {remedy_for_config(folder)}"
+    if line_for(folder) or find_lines(folder):
+        return f"the runs in {folder} are finished and kept in {KEPT} without their weights: nothing can be continued or exported"
+    return f"{folder} holds no run (no {CONFIG}); give the folder that 'gracecl run' printed"
+
+
+def remedy_for_config(folder: Path) -> str:
+    """How to get a run's config.json back: a run that goes on writes it, a finished one does not."""
+    return PUT_BACK if _holds(folder / SUMMARY) else "the run's own 'gracecl run' command, given again, writes it anew"
+
+
+def check_folder_name(folder: Path, config: Record) -> None:
+    """Refuse a configuration in a folder that is named after another one.
+
+    A run's folder is `<hash>/<seed>`, an imported one `imported/<seed>`. Whoever moves it to a folder of another kind of name gives
+    this up; what the run's files say of themselves is compared all the same.
+    """
+    place = folder.resolve()
+    digest, _, seed = run_name(config).partition("/")
+    named = IMPORTED if "imported_from" in config and place.parent.name == IMPORTED else digest
+    promised = place.parent.name == named or re.fullmatch("[0-9a-f]{8}", place.parent.name)
+    if promised and (place.parent.name, place.name) != (named, seed):
+        raise UserError(
+            f"{folder / CONFIG} is not the configuration of its folder, which would be called {named}/{seed}: a setting was "
+            "changed by hand, or the file is another run's; put the run's own back"
+        )
+
+
+def _record_of(folder: Path, config: Record) -> Written | None:
+    """What a run's record must be: as `summary.json` says, or of a run without one as its checkpoint does. None if neither can."""
+    if (folder / SUMMARY).is_file():
+        told = read_sealed(folder / SUMMARY)
+        if "metrics" not in told:
+            raise UserError(f"{folder / SUMMARY} is damaged: it holds no metrics")
+        _check_owner(folder / SUMMARY, told, config)
+        if not (folder / TIMING).is_file():
+            raise UserError(f"{folder} has no {TIMING} beside its {SUMMARY}; {PUT_BACK}")
+        return Written.of(told.get("record"))
+    noted = noted_in(folder / CHECKPOINT)
+    if noted:
+        _check_owner(folder / CHECKPOINT, noted["config"] | {"run": run_name(noted["config"])}, config)
+    if kept := Written.of(noted.get("record")):
+        kept.check(folder / RECORD)  # it may have gone on since
+    return None
+
+
+def _check_owner(file: Path | Line, told: Record, config: Record) -> None:
+    """Refuse a file that says it is another run's. One from before files named their run says less, or nothing."""
+    own = {**{name: config[name] for name in REQUIRED_SETTINGS}, "run": run_name(config)}
+    for name, value in own.items():
+        if told.get(name, value) != value:
+            raise UserError(
+                f"{file} is another run's: its {name} is {told[name]!r}, and that of the {CONFIG} beside it {value!r}; {PUT_BACK}"
+            )
+
+
+def read_runs(places: Iterable[Place]) -> tuple[list[Run], list[str]]:
+    """Those runs that can be read, and a sentence about each of the others: a damaged one does not hide the rest."""
+    runs, damaged = [], []
+    for place in places:
+        try:
+            runs.append(read_run(place))
+        except UserError as error:
+            damaged.append(str(error))
+    return runs, damaged
+
+
+def find_places(root: str | Path) -> list[Place]:
+    """The runs in `root` and below that have something to report, and those that a study in `root` took over from others; by
+    configuration and seed."""
+    begun = [*find_begun(root), *taken_over(Path(root))]
+    folders = [folder for folder in begun if any((folder / name).is_file() for name in LEFT_BY_RUNS)]
+    lines = [*find_lines(Path(root)), *(line for folder in begun if (line := line_for(folder)))]
+    return _each_once(folders, lines)
+
+
+def find_any(root: str | Path) -> list[Place]:
+    """Every run in `root` and below, whether it has something to report or not."""
+    return _each_once(find_begun(root), find_lines(Path(root)))
+
+
+def _each_once(folders: Iterable[Path], lines: Iterable[Line]) -> list[Place]:
+    """A run that has its folder still is read from there. A line that does not name its run stands for itself."""
+    places: dict[Path, Place] = {line.path if line.folder else line.file / str(line.number): line for line in lines}
+    places |= {folder: folder for folder in folders}
+    return [places[path] for path in in_order(places)]
+
+
+def find_begun(root: str | Path) -> list[Path]:
+    """The folders in `root` and below that hold a run's configuration, or what a run left whose configuration is lost."""
+    folder = Path(root)
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}")
+    places = [Path(at) for at, _, names in os.walk(folder) if not {CONFIG, *LEFT_BY_RUNS}.isdisjoint(names)]
+    # What an import that was killed had written by then is no run.
+    places = [at for at in places if not any(part.endswith(".part") for part in at.relative_to(folder).parts)]
+    # A run that is just beginning has an empty record before it has a configuration.
+    return in_order(at for at in places if (at / CONFIG).is_file() or any(_holds(at / name) for name in LEFT_BY_RUNS))
+
+
+def _holds(file: Path) -> bool:
+    return file.is_file() and file.stat().st_size > 0
+
+
+def taken_over(folder: Path) -> set[Path]:
+    """Runs elsewhere that the page of a study in this folder is made of."""
+    found = set()
+    for file in folder.glob("*.json"):
+        with suppress(OSError, ValueError, UserError):
+            match parse_json(read_file(file)):
+                case {"study": _, "taken_over": list(places)}:
+                    found |= {Path(os.path.normpath(folder / place)) for place in places if isinstance(place, str)}
+    return found
+
+
+def find_runs(root: str | Path, damaged: list[str] | None = None) -> list[Run]:
+    """Every run in `root` and below, by folder and seed. One that cannot be read is an error, or a sentence in a list of them."""
+    if damaged is None:
+        return list(map(read_run, find_places(root)))
+    runs, sentences = read_runs(find_places(root))
+    damaged += sentences
+    return runs
+
+
+def read_summary(folder: Path) -> Record | None:
+    """What a finished run's summary.json holds; None where the run is not finished, or was cut off while it wrote the file."""
+    try:
+        line = line_for(folder)
+        found = line.read()["summary"] if line else read_sealed(folder / SUMMARY)
+    except (OSError, UserError):
+        return None
+    return found if "metrics" in found else None
+
+
+def _by_step(records: Iterable[Record]) -> list[Record]:
+    """One record per step. A later line replaces an earlier one (a resumed run writes its steps again), except that an
+    any-time evaluation does not replace the evaluation at the end of a task."""
+    kept: dict[int, Record] = {}
+    for record in records:
+        earlier = kept.get(record["step"], {})
+        if record.get("task_end", True) or not earlier.get("task_end", False):
+            kept[record["step"]] = record
+    return [kept[step] for step in sorted(kept)]
+
+
+def _read_records(path: Path) -> list[Record]:
+    if not path.is_file():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    records = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = parse_json(line)
+        except ValueError:
+            if number == len(lines):  # no newline after it: the writer was killed here
+                break
+            raise UserError(f"line {number} of {path} is damaged; put it back from a copy, or delete the run's folder") from None
+        if checked := _checked_record(record, f"line {number} of {path}"):
+            records.append(checked)
+    return records
+
+
+def _checked_record(record: Any, source: str) -> Record | None:
+    """A record with all that its kind needs; None if it is of no kind that is known here."""
+    kind = record.get("kind") if isinstance(record, dict) else None
+    if not (isinstance(kind, str) and kind in REQUIRED_FIELDS):
+        return None
+    whole = all(name in record for name in REQUIRED_FIELDS[kind]) and all(
+        fits(record[name]) for name, fits in FIELDS.items() if name in record
+    )
+    if not whole or (kind == "eval" and record["task"] < 0):
+        raise UserError(
+            f"{source} is no {kind} record: it needs {', '.join(REQUIRED_FIELDS[kind])}; resume the run or delete its folder"
+        )
+    return dict(record)
+
+
+def _numbers(values: list[float | None]) -> Array:
+    """A JSON list as numbers, null as NaN."""
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)

@@ -1,0 +1,235 @@
+"""A trained learner for other programs: its net as safetensors, or the whole predictor as an exported program or ONNX.
+
+The predictor takes raw images, uint8 `[batch, channels, height, width]`, and gives scores `[batch, seen classes]` as the learner's
+own inference rule does: normalisation, the net, and class means, a probe or whatever else the rule needs are inside. Column k is
+the class `seen[k]`. What was exported is compared with the learner before it is kept.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import io
+import json
+import tempfile
+import warnings
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from gracecl import checkpoint, nets, rng
+from gracecl.core import Taps
+from gracecl.engine.engine import Engine
+from gracecl.engine.evaluate import scores_by
+from gracecl.errors import UserError
+from gracecl.files import Written, check_readable, parse_json
+from gracecl.functional.augment import Pixels
+from gracecl.lab.report.runs import PUT_BACK, read_run
+from gracecl.lab.runs.run import Work, learner_and_stream, load_checkpoint
+from gracecl.nets import TappedNet
+
+MODELS = (".safetensors", ".pt2", ".onnx")
+TOLERANCE = 1e-5
+"""relative to the largest score, between the learner's and what was exported"""
+CHECKED = 16
+"""images that they are compared on"""
+BATCH = {0: torch.export.Dim("batch", min=1, max=65536)}
+OF_THE_NET, PROGRAM = "net.", "program"
+"""how the names of the net's tensors begin in a file of weights, and the tensor that holds the program"""
+
+
+class Predictor(nn.Module):
+    """Raw images in, scores of the seen classes out."""
+
+    def __init__(self, engine: Engine, rule: str | None = None) -> None:
+        super().__init__()
+        self.net = engine.ready_to_predict().eval()
+        self.chain = engine.chain
+        self.rule = rule or engine.chain.rule
+        self.seen = list(engine.progress.seen)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.net.pixels.normalise(images)
+        out = Taps.mean(self.net(x), self.net(x.flip(-1))) if self.net.mirrored else self.net(x)
+        return scores_by(self.rule, self.chain, out, torch.tensor(self.seen, device=images.device))
+
+
+def export_run(folder: Path, file: Path, rule: str | None = None) -> str:
+    """The learner at the end of a run, in the format that the file's name says; what was written, in a sentence."""
+    work = Work.begun(folder)
+    saved = folder / "checkpoint.safetensors"
+    if not work.finished or not saved.exists():
+        raise UserError(f"{folder} has no finished run with its weights; 'gracecl resume' finishes one, 'gracecl keep' keeps none")
+    state, ended_with = load_checkpoint(saved, work.config), read_run(folder).record
+    if ended_with is not None and Written.of(state["record"]) != ended_with:
+        raise UserError(f"{saved} is not the checkpoint that the run ended with; {PUT_BACK}")
+    with work.own_code():
+        engine, _ = learner_and_stream(work.in_its_layout(), work.data_root)
+        engine.load_state_dict(state["trainer"]["engine"])
+        return export(engine, file, rule, {"method": work.config.method, "net": work.config.net})
+
+
+def export(engine: Engine, file: Path, rule: str | None, about: dict[str, Any]) -> str:
+    """The engine's predictor or, as safetensors, its net."""
+    predictor = Predictor(engine, rule)
+    net, shape = predictor.net, engine.memories.replay.images.shape[1:]
+    images = torch.from_numpy(rng.generator("images to compare on").integers(0, 256, (CHECKED, *shape), np.uint8))
+    images = images.to(engine.device)
+    with torch.no_grad():
+        wanted = predictor(images)
+    about = about | {
+        "taps": net.layers,
+        "classes": net.classes,
+        "shape": list(shape),
+        "mean": net.pixels.mean.flatten().tolist(),
+        "std": net.pixels.std.flatten().tolist(),
+        "seen": predictor.seen,
+        "rule": predictor.rule,
+        "torch": torch.__version__,
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.suffix == ".safetensors":
+        kept = [getattr(part, "means", None) for part in engine.chain.parts]
+        means = next((value for value in kept if isinstance(value, Tensor)), None)
+        write_net(file, net, images, means, about)
+        with torch.no_grad():
+            x = net.pixels.normalise(images)
+            ours = net(x).logits.cpu()
+            _compare(_run_program(file, images.cpu()), ours, file)
+            with suppress(CannotRebuild):
+                _compare(load_net(file)(x.cpu()).logits, ours, file)
+        return f"{file} holds the net; docs/reports.md says how to use it, with gracecl or without"
+    program = _exported(predictor, (images,), (BATCH,))
+    if file.suffix == ".pt2":
+        checkpoint.write_atomically(file, lambda beside: _save_program(program, beside, about))
+        with torch.no_grad():
+            found = torch.export.load(str(file)).module()(images)
+    else:
+        checkpoint.write_atomically(file, lambda beside: _save_onnx(program, images, beside, about))
+        found = _run_onnx(file, images)
+    _compare(found, wanted, file)
+    return (
+        f"{file} holds the predictor by {predictor.rule}: uint8 images {list(shape)} in, scores of the classes {predictor.seen} out"
+    )
+
+
+class CannotRebuild(UserError):
+    """A net is not what its expression makes."""
+
+
+class AsFunction(nn.Module):
+    """A net as a function of its weights and of raw images; it keeps neither."""
+
+    def __init__(self, net: TappedNet, pixels: Pixels) -> None:
+        super().__init__()
+        self._net, self._pixels = (net,), pixels  # in a tuple, so that its weights are not this module's
+
+    def forward(self, weights: dict[str, Tensor], images: Tensor) -> tuple[Tensor, Tensor]:
+        named = {name.removeprefix(OF_THE_NET): value for name, value in weights.items()}
+        out: Taps = torch.func.functional_call(self._net[0], named, (self._pixels.normalise(images),))
+        return out.logits, out.features
+
+
+def write_net(file: Path, net: TappedNet, images: Tensor, means: Tensor | None, about: dict[str, Any]) -> None:
+    """Parameters and buffers by name, the class means if there are any, and in the header what the net is made of.
+
+    With them, as bytes, the program that computes with them: whoever has PyTorch can use the net, without this library.
+    """
+    net = copy.deepcopy(net).cpu()
+    state = {name: value for name, value in net.state_dict().items() if not name.startswith("extras.")}
+    tensors = {f"{OF_THE_NET}{name}": value.detach().contiguous().clone() for name, value in sorted(state.items())}
+    function = AsFunction(net, Pixels(tuple(about["mean"]), tuple(about["std"])))
+    program = _exported(function, (tensors, images.cpu()), (dict.fromkeys(tensors), BATCH))
+    program.example_inputs = None  # they hold the weights once more
+    with io.BytesIO() as packed:
+        torch.export.save(program, packed)
+        tensors[PROGRAM] = torch.frombuffer(bytearray(zlib.compress(packed.getvalue())), dtype=torch.uint8)
+    if means is not None:
+        tensors["class_means"] = means.detach().cpu().contiguous().clone()
+    metadata = {"format": "pt", "gracecl": json.dumps(about)}
+    checkpoint.write_atomically(file, lambda beside: save_file(tensors, beside, metadata=metadata))
+
+
+def load_net(file: str | Path) -> TappedNet:
+    """The net that `write_net` wrote, in evaluation mode; it takes images that `net.pixels.normalise` made of raw ones.
+
+    A net whose heads or layers were changed by its method cannot be made anew; the program in the file computes it all the same.
+    """
+    check_readable(Path(file))
+    with safe_open(str(file), "pt") as saved:
+        about = parse_json(saved.metadata()["gracecl"])
+        names = [name for name in saved.keys() if name.startswith(OF_THE_NET)]  # noqa: SIM118
+        state = {name.removeprefix(OF_THE_NET): saved.get_tensor(name) for name in names}
+    pixels = Pixels(tuple(about["mean"]), tuple(about["std"]))
+    net = nets.build(about["net"], tuple(about["shape"]), about["classes"], pixels, about["taps"])
+    try:
+        net.load_state_dict(state)
+    except RuntimeError:
+        raise CannotRebuild(
+            f"{about['method']} gave the net in {file} other layers than {about['net']} has; use the program in the file, as "
+            "docs/reports.md shows"
+        ) from None
+    return net.eval()
+
+
+def _run_program(file: Path, images: Tensor) -> Tensor:
+    """The logits of the program that a file of weights holds."""
+    tensors = dict(sorted(load_file(file).items()))
+    program = torch.export.load(io.BytesIO(zlib.decompress(tensors[PROGRAM].numpy().tobytes()))).module()
+    logits: Tensor = program({name: value for name, value in tensors.items() if name.startswith(OF_THE_NET)}, images)[0]
+    return logits
+
+
+def _exported(module: nn.Module, example: tuple[Any, ...], free: tuple[Any, ...]) -> torch.export.ExportedProgram:
+    """The module as a program; `free` says which sizes of its arguments may change."""
+    with torch.no_grad():
+        return torch.export.export(module, example, dynamic_shapes=free, strict=False)
+
+
+def _save_program(program: torch.export.ExportedProgram, file: Path, about: dict[str, Any]) -> None:
+    with open(file, "wb") as opened:  # a name that does not end in .pt2 would be refused
+        torch.export.save(program, opened, extra_files={"gracecl.json": json.dumps(about)})
+
+
+def _save_onnx(program: torch.export.ExportedProgram, images: Tensor, file: Path, about: dict[str, Any]) -> None:
+    _need("onnx", "onnxscript")
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
+        warnings.simplefilter("ignore")  # of the converter's own parts
+        made = torch.onnx.export(program, (images,), input_names=["images"], output_names=["scores"], dynamo=True, verbose=False)
+        assert made is not None
+        made.save(Path(folder) / "model.onnx", external_data=False)
+        onnx = importlib.import_module("onnx")
+        model = onnx.load(Path(folder) / "model.onnx")
+        onnx.helper.set_model_props(model, {"gracecl": json.dumps(about)})
+        onnx.save(model, file)
+
+
+def _run_onnx(file: Path, images: Tensor) -> Tensor:
+    _need("onnxruntime")
+    session = importlib.import_module("onnxruntime").InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    return torch.from_numpy(session.run(None, {"images": images.cpu().numpy()})[0])
+
+
+def _need(*modules: str) -> None:
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            raise UserError(f"ONNX needs {name}; install it with: pip install onnx onnxscript onnxruntime") from None
+
+
+def _compare(found: Tensor, wanted: Tensor, file: Path) -> None:
+    """What cannot be trusted is not kept."""
+    finite = wanted.isfinite()
+    scale = float(wanted[finite].abs().max().clamp(min=1.0)) if finite.any() else 1.0
+    off = float((found.cpu() - wanted.cpu())[finite.cpu()].abs().max()) if finite.any() else 0.0
+    if off > TOLERANCE * scale or not torch.equal(found.cpu().isfinite(), finite.cpu()):
+        file.unlink(missing_ok=True)
+        raise UserError(f"what was exported differs from the learner by {off:.2g}, so {file} was not kept; export another format")

@@ -1,0 +1,305 @@
+"""Many runs: side by side in processes of their own, or one after the other in this one.
+
+A `Carrier` carries runs out: `submit` takes one on, `endings` yields how each ended, as they end; a finished run is in its folder.
+To carry runs out elsewhere, write another.
+
+A small network gains little from a second thread, so two runs with one thread each get further in an hour than one after
+the other with two. Sums are split among threads, which shows in their last bits; a run therefore keeps the number it began with,
+and that number depends on the whole command, not on how much of it is still to do. Equal threads, equal bits, however many
+runs at once.
+
+A child is led through its standard input: each line is a run to carry out, and the end of the input is the order to save and
+stop. The input also ends when this process dies, however that happens, so no child outlives it. Children have a session of their
+own, where the Ctrl-C of a terminal does not reach them. They report on standard output, a line of JSON each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Generator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import IO, Any, Literal, Protocol
+
+from gracecl.errors import UserError, is_sentence, plain_cautions, sentence
+from gracecl.lab.runs import watch
+from gracecl.lab.runs.run import Interrupted, RunConfig, Work, resume_command, stop_requests
+from gracecl.machine import MOST_THREADS
+
+CHILD = (
+    "import sys; sys.path[:] = sys.argv[1:]; from gracecl.lab.runs import launch; launch.keep_freed_memory(); "
+    "from gracecl.lab.runs.jobs import serve; serve()"
+)
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+SECONDS_BETWEEN_SIGNAL_CHECKS = 0.2
+SECONDS_FOR_LAST_WORDS = 1.0
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended, and what there is to say about it if it did not finish."""
+
+    work: Work
+    end: Literal["finished", "refused", "crashed", "stopped"] = "finished"
+    text: str = ""
+
+    def __str__(self) -> str:
+        title = self.work.config.title
+        return f"{title}: finished" if self.end == "finished" else f"gracecl: {title}: {self.text}"
+
+
+def run_all(works: Sequence[Work], jobs: int | None = None, threads: int | None = None) -> list[Ending]:
+    """Carries out runs, so many at once with so many threads each, and tells how each of them ended, in their order.
+
+    A run that fails does not keep the others from their end, unless it is the only one: then its error is raised. Children know
+    what a run's plugins register, not what the calling program registered by itself.
+    """
+    works = list({work.folder: work for work in works}.values())
+    unfinished = [work for work in works if not work.finished]
+    at_once, threads = share(works, jobs, threads, cores())
+    if len(works) == 1:
+        works[0].carry_out(watch.LiveWatch(), threads)
+        return [Ending(works[0])]
+    board = watch.Board(len(works), len(works) - len(unfinished))
+    one_at_a_time = threads is None or min(at_once, len(unfinished)) < 2
+    carrier: Carrier = InTurn(threads, board) if one_at_a_time else SideBySide(at_once, threads or 1, board)
+    for work in unfinished:
+        carrier.submit(work)
+    ended: dict[Path, Ending] = {}
+    with board.shown(), contextlib.closing(carrier.endings()) as endings:
+        for ending in endings:
+            ended[ending.work.folder] = ending
+            board.end(ending.work.folder, str(ending), ending.end == "finished")
+    return [ended.get(work.folder, Ending(work)) for work in works]
+
+
+def cores() -> int:
+    """Those this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def share(works: Sequence[Work], jobs: int | None, threads: int | None, cores: int) -> tuple[int, int | None]:
+    """How many runs at once and with how many threads each; None is the number that torch takes by itself.
+
+    Threads are dealt out over all runs of a command, also finished ones, so that the same command gives the same bits however
+    often it was interrupted. A number that the user set for every program ($OMP_NUM_THREADS) is kept.
+    """
+    for option, number in (("--jobs", jobs), ("--threads", threads)):
+        if number is not None and not 1 <= number <= MOST_THREADS:
+            raise UserError(f"{option} must be between 1 and {MOST_THREADS}, not {number}; one for each core is enough")
+    on_cpu = all(work.config.device == "cpu" for work in works)
+    at_once = min(jobs or (cores if on_cpu else 1), len(works))
+    if at_once < 2:
+        return 1, threads
+    users = re.match(r"[1-9]\d*", os.environ.get("OMP_NUM_THREADS", ""))
+    threads = threads or (int(users[0]) if users else max(1, cores // at_once))
+    if jobs is None:
+        most = max([threads, *(work.threads or 1 for work in works if not work.finished)])
+        at_once = max(1, min(at_once, cores // most))
+    return at_once, threads
+
+
+class Carrier(Protocol):
+    """Carries runs out, somewhere."""
+
+    def submit(self, work: Work) -> None:
+        """Takes on a run."""
+
+    def endings(self) -> Generator[Ending, None, None]:
+        """How the runs ended, as they end, until none is left."""
+
+
+class InTurn:
+    """In this process, one after the other."""
+
+    def __init__(self, threads: int | None, board: watch.Board) -> None:
+        self.threads, self.board = threads, board
+        self.waiting: deque[Work] = deque()
+
+    def submit(self, work: Work) -> None:
+        self.waiting.append(work)
+
+    def endings(self) -> Generator[Ending, None, None]:
+        while self.waiting:
+            work = self.waiting.popleft()
+            yield _attempt(work, watch.Reporter(partial(self.board.show, work.folder)), self.threads)
+
+
+def _attempt(work: Work, watching: watch.Watch, threads: int | None) -> Ending:
+    try:
+        work.carry_out(watching, threads)
+    except Exception as error:  # noqa: BLE001 (whatever it is, the other runs go on)
+        if is_sentence(error):
+            return Ending(work, "refused", sentence(error))
+        return Ending(work, "crashed", traceback.format_exc().rstrip())
+    return Ending(work)
+
+
+class SideBySide:
+    """In processes of their own, so many at once with so many threads each."""
+
+    def __init__(self, at_once: int, threads: int, board: watch.Board) -> None:
+        self.at_once, self.threads, self.board = at_once, threads, board
+        self.waiting: deque[Work] = deque()
+        self.taken_on: list[Work] = []
+
+    def submit(self, work: Work) -> None:
+        self.waiting.append(work)
+        self.taken_on.append(work)
+
+    def endings(self) -> Generator[Ending, None, None]:
+        inbox: _Inbox = SimpleQueue()
+        children: list[_Child] = []
+        stopping = False
+        with stop_requests() as stopped:
+            try:
+                while children or self.waiting:
+                    if stopped and not stopping:
+                        stopping = True
+                        self.board.say("stopping: every run ends its step and saves; a second Ctrl-C ends them at once")
+                        self.waiting.clear()
+                        for child in children:
+                            child.dismiss()
+                    while self.waiting and len(children) < self.at_once:
+                        children.append(_Child(self.threads, inbox, self.waiting.popleft()))
+                    try:
+                        child, message = inbox.get(timeout=SECONDS_BETWEEN_SIGNAL_CHECKS)
+                    except Empty:
+                        continue
+                    if "progress" in message:
+                        self.board.show(child.work.folder, watch.Progress(**message["progress"]))
+                    elif "said" in message:
+                        self.board.say(f"{child.work.config.title}: {message['said']}")
+                    elif "gone" in message:
+                        children.remove(child)
+                    if ending := child.ending(message):
+                        if not (stopping and ending.end == "stopped"):
+                            yield ending
+                        if self.waiting and ending.end != "stopped":
+                            child.begin(self.waiting.popleft())
+                        else:
+                            child.dismiss()
+            finally:
+                for child in children:
+                    child.dismiss()
+                    child.process.kill()
+                    child.process.wait()
+        if stopping and (left := [work.folder for work in self.taken_on if not work.finished]):
+            begun = sum((folder / "config.json").exists() for folder in left)
+            raise Interrupted(f"stopped (runs begun: {begun}, not begun: {len(left) - begun}); {_how_to_continue(left)}")
+
+
+def _how_to_continue(folders: Sequence[Path]) -> str:
+    begun = [folder for folder in folders if (folder / "config.json").exists()]
+    only_those = f", or only what is begun with: {resume_command(Path(os.path.commonpath(begun)))}" if begun else ""
+    return f"continue with the same command{only_those}"
+
+
+class _Child:
+    """A process that carries out one run after the other, as seen from this side."""
+
+    def __init__(self, threads: int, inbox: _Inbox, work: Work) -> None:
+        self.threads, self.inbox = threads, inbox
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CHILD, *sys.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            env=os.environ | dict.fromkeys(THREAD_VARIABLES, str(threads)),
+            start_new_session=True,
+        )
+        assert self.process.stdin is not None
+        self.orders = self.process.stdin
+        self.begin(work)
+        threading.Thread(target=self._listen, args=(self.process.stdout, self.process.stderr), daemon=True).start()
+
+    def begin(self, work: Work) -> None:
+        self.work, self.busy = work, True
+        with contextlib.suppress(BrokenPipeError):  # that it is gone is told by `_listen`
+            self.orders.write(json.dumps(asdict(work) | {"threads": self.threads}, default=str) + "\n")
+            self.orders.flush()
+
+    def dismiss(self) -> None:
+        """The order to save and stop."""
+        with contextlib.suppress(BrokenPipeError):
+            self.orders.close()
+
+    def ending(self, message: dict[str, Any]) -> Ending | None:
+        """How the run in hand ended, if that is what the message says."""
+        if "end" in message:
+            self.busy = False
+            return Ending(self.work, message["end"], message["text"])
+        if "gone" not in message or not self.busy:
+            return None
+        code = self.process.returncode
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        if code == -signal.SIGKILL:
+            how += " (when memory runs out the system does that: then take fewer --jobs)"
+        return Ending(self.work, "stopped", f"its process {how}; {_how_to_continue([self.work.folder])}")
+
+    def _listen(self, reports: IO[str], words: IO[str]) -> None:
+        relay = threading.Thread(target=self._relay, args=(words,), daemon=True)
+        relay.start()
+        with reports:
+            for line in reports:
+                if line.endswith("\n"):  # a child that is killed may leave half a line
+                    # Python itself may print before `serve` takes over, where a site is set up so.
+                    self.inbox.put((self, json.loads(line) if line.startswith("{") else {"said": line.rstrip("\n")}))
+        self.process.wait()
+        relay.join(SECONDS_FOR_LAST_WORDS)  # not for ever: what a run itself started may hold the other end
+        self.inbox.put((self, {"gone": True}))
+
+    def _relay(self, words: IO[str]) -> None:
+        with words:
+            for line in words:
+                self.inbox.put((self, {"said": line.rstrip("\n")}))
+
+
+_Inbox = SimpleQueue[tuple[_Child, dict[str, Any]]]
+
+
+def serve() -> None:
+    """What a child does all its life."""
+    reports = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
+    os.dup2(2, 1)  # whatever else is printed must not be taken for a report
+    plain_cautions()
+    orders: SimpleQueue[bytes] = SimpleQueue()
+
+    def tell(**message: Any) -> None:
+        with contextlib.suppress(BrokenPipeError):  # nobody listens any more, and the order to stop is on its way
+            reports.write(json.dumps(message) + "\n")
+            reports.flush()
+
+    def listen() -> None:
+        # Unbuffered, as a buffer has a lock that the end of the process would wait for.
+        for line in open(0, "rb", buffering=0, closefd=False):  # noqa: SIM115
+            orders.put(line)
+        orders.put(b"")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    # A run that is at its steps saves on SIGTERM; anything else is left as it is. Without an exception, as one that is raised
+    # wherever the process happens to be may be printed, or lost.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    threading.Thread(target=listen, daemon=True).start()
+    for line in iter(orders.get, b""):
+        order = json.loads(line)
+        work = Work(RunConfig(**order["config"]), Path(order["folder"]), order["data_root"], tuple(order["plugins"]))
+        try:
+            outcome = _attempt(work, watch.Reporter(lambda progress: tell(progress=asdict(progress))), order["threads"])
+        except Interrupted as stop:
+            tell(end="stopped", text=str(stop))
+            return
+        tell(end=outcome.end, text=outcome.text)

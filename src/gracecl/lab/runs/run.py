@@ -1,0 +1,449 @@
+"""A run: one configuration and one seed, in one folder, from the first step to the report, through any number of interruptions."""
+
+from __future__ import annotations
+
+import fcntl
+import platform
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from torch import nn
+
+from gracecl import __version__, checkpoint, streams
+from gracecl.engine.engine import Engine
+from gracecl.engine.recipe import Recipe, device_of, layout_of, name_unfit_augmentation
+from gracecl.errors import UserError
+from gracecl.files import Written, as_name, make_folder, open_own, read_note, read_sealed, sealed, without_nul, write_text
+from gracecl.functional.augment import normalisation
+from gracecl.lab import report
+from gracecl.lab.report.runs import CHECKPOINT
+from gracecl.lab.runs.recorder import Recorder
+from gracecl.lab.runs.trainer import Trainer
+from gracecl.lab.runs.watch import Watch
+from gracecl.machine import check_threads, forget_peak, peak_memory
+from gracecl.registry import spec
+from gracecl.registry.options import WITHOUT_RESULT, Layout, RunOptions, run_name
+from gracecl.registry.plugins import Code, Files, changed, digest_of, in_use
+from gracecl.streams import Stream
+
+SECONDS_BETWEEN_CHECKPOINTS = 120.0
+ALWAYS_WRITTEN = ("method", "net", "memory", "seed", "stream")
+"""fields that every config.json has; an older one may lack others, which then have their defaults"""
+LATE_FILES = "plugin_files"
+"""the entry of a checkpoint with the files that plugins loaded and their digest does not cover"""
+
+
+@dataclass(frozen=True)
+class RunConfig(RunOptions, Recipe):
+    """A recipe, the stream it learns from, and how often to look."""
+
+    plugin_code: str | None = None
+    """digest of the source of the run's plugins, which says what its names mean; None without any"""
+
+    def canonical(self) -> RunConfig:
+        """The same configuration in its own words: `GRACE` and `grace(mose())` are one."""
+        method, stream = repr(spec.parse_method(self.method)), streams.from_anywhere(self.stream)
+        return replace(self, method=method, stream=stream, device=str(device_of(self.device)))
+
+    @property
+    def title(self) -> str:
+        return f"{self.method}, seed {self.seed}"
+
+    def folder(self, out: Path) -> Path:
+        """`<out>/<stream>/<method>/<hash>/<seed>`; the hash tells configurations apart, whatever their seed."""
+        return out / as_name(self.stream) / as_name(self.method) / run_name(asdict(self))
+
+
+@dataclass(frozen=True)
+class Work:
+    """A run to carry out: its configuration, its folder, and where its data and the user's own code are."""
+
+    config: RunConfig
+    folder: Path
+    data_root: str | Path | None = None
+    plugins: tuple[str, ...] = ()
+    """modules and files that register what the configuration names"""
+
+    @classmethod
+    def new(cls, config: RunConfig, out: Path, data_root: str | Path | None = None, plugins: tuple[str, ...] = ()) -> Work:
+        """A configuration in its place below `out`, where an earlier attempt may have begun it."""
+        with in_use(plugins) as code:
+            config = replace(config.canonical(), plugin_code=code.digest)
+        work = cls(config, config.folder(without_nul(out)), data_root, code.names)
+        work.check_code()
+        return work
+
+    @classmethod
+    def begun(cls, folder: Path, data_root: str | Path | None = None, plugins: tuple[str, ...] = ()) -> Work:
+        """The run that a folder holds, with the data and the plugins it noted there unless others are given."""
+        file = folder / "config.json"
+        try:
+            written = report.read_config(folder) if report.line_for(folder) else read_sealed(file)
+            given = {field.name for field in fields(RunConfig)} & written.keys() | set(ALWAYS_WRITTEN)
+            config = RunConfig(**{name: written[name] for name in given})
+            report.check_folder_name(folder, asdict(config))
+        except FileNotFoundError:
+            raise UserError(report.without_config(folder)) from None
+        except UserError as error:
+            raise UserError(f"{error}; {report.remedy_for_config(folder)}") from None
+        except (KeyError, TypeError):
+            raise UserError(f"{file} is damaged: a setting is missing; {report.remedy_for_config(folder)}") from None
+        place = data_root or read_note(folder / "data_root") or None
+        return cls(config, folder, place, plugins or tuple(read_note(folder / "plugins").splitlines()))
+
+    @property
+    def finished(self) -> bool:
+        return report.read_summary(self.folder) is not None
+
+    @property
+    def threads(self) -> int | None:
+        """The number that the run was begun with and keeps; None before that."""
+        number = self._begun_with("threads")
+        return number if isinstance(number, int) else None
+
+    def in_its_layout(self) -> RunConfig:
+        """The configuration with the layout that the run was begun with and keeps, whatever this CPU would take by itself."""
+        layout = self._begun_with("layout_used")
+        return replace(self.config, layout=layout) if layout in ("contiguous", "channels_last") else self.config
+
+    def _begun_with(self, name: str) -> Any:
+        """What config.json says that a run became; None before it was begun."""
+        try:
+            return read_sealed(self.folder / "config.json").get(name)
+        except (OSError, UserError):
+            return None
+
+    def carry_out(self, watch: Watch | None = None, threads: int | None = None) -> Path:
+        """To its end from the last checkpoint, or from the beginning if there is none; `threads` are for a run that begins."""
+        try:
+            make_folder(self.folder)
+        except OSError as error:
+            raise UserError(f"cannot make the run's folder ({error}); choose another --out") from None
+        with locked(self.folder):
+            if not self.finished:
+                try:
+                    with self.own_code() as code:
+                        _train(replace(self, plugins=code.names), code, watch or Watch(), threads)
+                except SystemExit as end:  # of a plugin; it would pass for a run that came to its end
+                    raise UserError(
+                        f"the run's own code asked to end the program (SystemExit: {end.code}); what was saved before is intact"
+                    ) from None
+        return self.folder
+
+    @contextmanager
+    def own_code(self) -> Iterator[Code]:
+        """The run's plugins in use, and no others, if they still are the code that it began with."""
+        self.check_code()
+        with in_use(self.plugins) as code:
+            yield code
+
+    def check_code(self) -> None:
+        """Refuses plugins that are not what they were when the run began; none of them is executed for it."""
+        began_with, named = self.config.plugin_code, ", ".join(self.plugins)
+        if named and began_with is None:
+            raise UserError(
+                f"the run in {self.folder} began without plugins, and {named} would be executed in it; "
+                f"delete {self.folder / 'plugins'} if there is one, and leave --plugin out"
+            )
+        if began_with and not named:
+            raise UserError(
+                f"the run in {self.folder} began with plugins, and nothing says where they are; name them with --plugin"
+            )
+        another = changed(self.plugins, _late_files(self.folder)) if digest_of(self.plugins) == began_with else named
+        if another:
+            raise UserError(
+                f"{another} is not what it was when the run in {self.folder} began; "
+                "put the file back, or start a new run with 'gracecl run' in another --out"
+            )
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user stopped the run between two steps; everything is saved, and the text says how to continue."""
+
+
+def run(config: RunConfig, out: Path, data_root: str | Path | None = None, watch: Watch | None = None) -> Path:
+    """Runs a configuration to its end, continuing where an earlier attempt stopped, and returns its folder."""
+    return Work.new(config, out, data_root).carry_out(watch)
+
+
+def resume(folder: Path, data_root: str | Path | None = None, watch: Watch | None = None) -> Path:
+    """Continues the run in a folder from its last checkpoint, or from the beginning if there is none."""
+    return Work.begun(folder, data_root).carry_out(watch)
+
+
+def build(config: RunConfig, record: Path, data_root: str | Path | None = None, kept: Written | None = None) -> Trainer:
+    """Everything a configuration names, put together and at its first step; of an earlier record it keeps what `Recorder` says."""
+    engine, stream = learner_and_stream(config, data_root)
+    name_unfit_augmentation(config.augment, engine.method, stream.data.shape)
+    return Trainer(engine, stream, Recorder(record, kept), config.eval_every)
+
+
+def learner_and_stream(config: RunConfig, data_root: str | Path | None = None) -> tuple[Engine, Stream]:
+    """What a configuration learns with, at its first step, and what it learns from, both on the learner's device."""
+    stream = streams.build(config.stream, config.seed, data_root)
+    streams.check_evaluations(stream)
+    data = stream.data
+    engine = config.build(data.shape, data.classes, *normalisation(config.normalise, data.mean, data.std))
+    stream = engine.as_seen(stream.to(engine.device))
+    stream = stream if config.steps is None else stream.cut(config.steps)
+    if not np.isin(data.test_y, data.train_y[stream.order]).any():
+        raise UserError(
+            f"none of the test images is of a class that the {len(stream)} steps of the stream show; "
+            "use more steps, or other test images"
+        )
+    return engine, stream
+
+
+def _train(work: Work, code: Code, watch: Watch, threads: int | None) -> None:
+    config, folder = work.config, work.folder
+    for left in (*folder.rglob("*.part"), *folder.glob(".tmp*")):  # of a process that was killed while it wrote
+        left.unlink()
+    saved = folder / CHECKPOINT
+    state = load_checkpoint(saved, config) if saved.exists() else None
+    begun = replace(config, layout=state["layout"]) if state else work.in_its_layout()
+    forget_peak()
+    trainer = build(begun, folder / "metrics.jsonl", work.data_root, Written.of(state["record"]) if state else None)
+    if trainer.engine.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(trainer.engine.device)
+    begun_with = state["threads"] if state else work.threads
+    with closing(trainer.recorder), with_threads(begun_with or threads or torch.get_num_threads()):
+        if state is not None:
+            _restore(trainer, state, saved)
+        _write_config(work, trainer)
+        _finish(trainer, config, code, saved, watch)
+        record = trainer.recorder.sync()
+        _note_peak(trainer)
+    timing = vars(trainer.timing) | {"steps": len(trainer.stream), "run": run_name(asdict(config))}
+    checkpoint.write_atomically(folder / "timing.json", lambda beside: beside.write_text(sealed(timing)))
+    report.write_run_report(folder, record)
+
+
+def load_checkpoint(saved: Path, config: RunConfig) -> dict[str, Any]:
+    """What `_finish` saved of a run with this configuration, every part of its kind."""
+    state = checkpoint.load(saved)
+    if not isinstance(state, dict) or "trainer" not in state:
+        raise UserError(f"{saved} is not the checkpoint of a run; delete it to start this run anew")
+    if "record" not in state:
+        raise UserError(
+            f"{saved} was written by an earlier version of gracecl, which did not note how far its record went; "
+            "finish the run with the version that config.json names, or delete the checkpoint to start it anew"
+        )
+    readable = {
+        "record": Written.of(state["record"]) is not None,
+        "config": isinstance(state.get("config"), dict),
+        "stream_hash": isinstance(state.get("stream_hash"), str),
+        "threads": isinstance(state.get("threads"), int),
+        "layout": state.get("layout") in get_args(Layout),
+    }
+    if wrong := [name for name, good in readable.items() if not good]:
+        raise UserError(f"{saved} is damaged: its {wrong[0]} is not readable; delete it to start this run anew")
+    _compare(config, state["config"], saved)
+    return state
+
+
+def _restore(trainer: Trainer, state: dict[str, Any], saved: Path) -> None:
+    """Puts the trainer where the checkpoint was made."""
+    if state["stream_hash"] != trainer.stream.hash:
+        raise UserError(f"the data changed since {saved} was written, so the run cannot continue; start it anew in another --out")
+    try:
+        trainer.load_state_dict(state["trainer"])
+        trainer.done  # noqa: B018 (a step that is no number fails here)
+    except Exception as error:  # noqa: BLE001 (whatever another state may lead to)
+        raise UserError(
+            f"{saved} belongs to another configuration than its config.json ({type(error).__name__}: {error}); "
+            "delete it to start this run anew"
+        ) from None
+
+
+def _compare(config: RunConfig, saved_with: dict[str, Any], saved: Path) -> None:
+    """A checkpoint continues the configuration that it was made with, and no other."""
+    now = asdict(config)
+    for name, before in saved_with.items():
+        if now.get(name) != before:
+            raise UserError(
+                f"{saved} was written with {name} {before!r}, and the configuration beside it has {now.get(name)!r}; "
+                "put the old value back, or delete the checkpoint to start this run anew"
+            )
+
+
+def _late_files(folder: Path) -> Files:
+    """What the run in a folder had loaded from its plugins' folders, beyond what their digest covers, when it last saved."""
+    match checkpoint.peek(folder / CHECKPOINT, LATE_FILES):
+        case [*files] if all(isinstance(known, dict) for known in files):
+            return files
+    return []
+
+
+def _finish(trainer: Trainer, config: RunConfig, code: Code, saved: Path, watch: Watch) -> None:
+    """Steps to the end of the stream, saving now and then, and when somebody asks to stop."""
+    constant = {
+        "config": {name: value for name, value in asdict(config).items() if name not in WITHOUT_RESULT},
+        "stream_hash": trainer.stream.hash,
+        "threads": torch.get_num_threads(),
+        "layout": layout_of(trainer.engine.net),
+    }
+    loaded_before = _late_files(saved.parent)
+
+    def save() -> None:
+        _note_peak(trainer)
+        record = trainer.recorder.sync()._asdict()
+        late = code.late_files(loaded_before)
+        extra = {LATE_FILES: late} if late else {}
+        checkpoint.save(saved, {"trainer": trainer.state_dict(), "record": record, **constant, **extra})
+
+    def keep(ended: int) -> None:
+        if config.snapshots:
+            write_snapshot(saved.parent, ended, config, trainer.engine.net)
+
+    if trainer.at == 0:
+        keep(0)
+    last_save = time.monotonic()
+    with stop_requests() as stopped, watch.following(trainer, config.title):
+        while not trainer.done:
+            step = trainer.at
+            trainer.step()
+            if trainer.at > step and trainer.stream.ends_task(step):  # before any checkpoint that would not come back to this step
+                keep(int(np.count_nonzero(np.diff(trainer.stream.task_of_step[: step + 1]))) + 1)
+            watch.advance()
+            if stopped:
+                save()
+                fit = trainer.engine.unfinished_fit
+                where = f"stopped after step {trainer.at} of {len(trainer.stream)}" + (f" and {fit}" if fit else "")
+                raise Interrupted(f"{where}; continue with: {resume_command(saved.parent)}")
+            late = time.monotonic() - last_save > SECONDS_BETWEEN_CHECKPOINTS
+            regular = trainer.at % config.checkpoint_every == 0 and trainer.engine.unfinished_fit is None
+            if late or regular or trainer.done:
+                save()
+                last_save = time.monotonic()
+
+
+def _note_peak(trainer: Trainer) -> None:
+    """The most memory that the run took so far, also before it was resumed."""
+    device = trainer.engine.device
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory()
+    trainer.timing.peak_bytes = max(trainer.timing.peak_bytes, peak)
+
+
+def snapshot_file(folder: Path, ended: int) -> Path:
+    """Where the net is kept as it was when so many tasks had ended; 0 is before the first step."""
+    return folder / "snapshots" / f"{ended}.safetensors"
+
+
+def write_snapshot(folder: Path, ended: int, config: RunConfig, net: nn.Module) -> None:
+    """Parameters and buffers by name, in one layout whatever the net's, so that the same net gives the same bytes."""
+    file = snapshot_file(folder, ended)
+    file.parent.mkdir(exist_ok=True)
+    tensors = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in net.state_dict().items()}
+    checkpoint.save_tensors(file, tensors, about_snapshot(config, ended))
+
+
+def about_snapshot(config: RunConfig, ended: int) -> dict[str, Any]:
+    """What a snapshot says of itself."""
+    return {"run": run_name(asdict(config)), "ended": ended}
+
+
+def resume_command(folder: Path) -> str:
+    return f"gracecl resume {shlex.quote(str(folder))}"
+
+
+def _write_config(work: Work, trainer: Trainer) -> None:
+    """What was asked for and what it became, for the report and for whoever finds the folder."""
+    engine = trainer.engine
+    described: dict[str, Any] = {
+        **{name: value for name, value in asdict(work.config).items() if (name, value) != ("plugin_code", None)},
+        "stream_hash": trainer.stream.hash,
+        "stream_steps": len(trainer.stream),
+        "tasks": len(trainer.stream.marks),
+        "classes": engine.net.classes,
+        "layers": engine.net.layers,
+        "parameters": sum(value.numel() for value in engine.net.parameters()),
+        "rule": engine.chain.rule,
+        "images_beyond_memory": engine.memories.beyond_budget,
+        "commit": commit(),
+        "versions": {"gracecl": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "threads": torch.get_num_threads(),
+        "layout_used": layout_of(engine.net),
+    }
+    if work.data_root is not None:
+        write_text(work.folder / "data_root", str(Path(work.data_root).resolve()))
+    if work.plugins:
+        write_text(work.folder / "plugins", "\n".join(work.plugins))
+    text = sealed(described)
+    checkpoint.write_atomically(work.folder / "config.json", lambda beside: beside.write_text(text, encoding="utf-8"))
+
+
+def commit() -> str | None:
+    """The commit of the source tree that is running, with a mark if it was changed since; None for an installed package."""
+
+    def git(*arguments: str) -> str:
+        options = {"cwd": Path(__file__).parent, "capture_output": True, "text": True, "timeout": 10, "check": True}
+        return str(subprocess.run(["git", *arguments], **options).stdout.strip())  # type: ignore[call-overload]
+
+    try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # the repository around an installed package is somebody else's
+        return git("describe", "--always", "--dirty", "--abbrev=12")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+@contextmanager
+def with_threads(number: int) -> Iterator[None]:
+    """Sums are split among threads, so a run keeps to the number it began with: that is part of "the same bits"."""
+    check_threads(number)
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def stop_requests() -> Iterator[list[int]]:
+    """Ctrl-C, SIGTERM and the end of the terminal fill the list instead of breaking off mid-step; another Ctrl-C breaks off.
+
+    What the process ignores (nohup) stays ignored. Another SIGTERM does not break off: whoever ends a whole group of processes
+    sends one to each, and a parent may tell its children too.
+    """
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    try:
+        heard = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, note) for number in heard}
+    except ValueError:  # not in the main thread, where signals are somebody else's affair
+        before = {}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process per folder. The lock goes with the process, however that ends."""
+    try:
+        file = open_own(folder / ".lock")
+    except OSError as error:
+        raise UserError(f"cannot write into {folder} ({error}); choose another --out") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process is working on {folder}; wait for it or choose another --out") from None
+        yield

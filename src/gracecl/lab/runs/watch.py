@@ -1,0 +1,274 @@
+"""Progress of runs: bars with rate and time left on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, Any, cast
+
+from gracecl.lab.runs.trainer import Trainer
+from gracecl.terminal import Screen, plain, print_err
+
+SECONDS_BETWEEN_LINES = 10.0
+SECONDS_BETWEEN_LOOKS = 1.0
+LAST_SHOWN = 5
+"""runs that ended, in the table of those that run"""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is."""
+
+    title: str
+    at: int
+    total: int
+    rate: float
+    """steps a second since it was started or resumed"""
+    state: Sequence[str]
+    """accuracy and entropies, as words"""
+
+    @property
+    def seconds_left(self) -> float:
+        return (self.total - self.at) / self.rate if self.rate else 0.0
+
+    def __str__(self) -> str:
+        step = f"{self.title}: step {self.at} of {self.total}"
+        pace = [f"{self.rate:.1f}/s", f"{self.seconds_left:.0f} s left"] if self.rate else []
+        return ", ".join([step, *pace, *self.state])
+
+
+class Watch:
+    """Shows nothing; the base of those that do."""
+
+    @contextmanager
+    def following(self, trainer: Trainer, title: str) -> Iterator[None]:
+        yield
+
+    def advance(self) -> None:
+        """Called after each step."""
+
+
+class Follower(Watch):
+    """Knows where its run is."""
+
+    @contextmanager
+    def following(self, trainer: Trainer, title: str) -> Iterator[None]:
+        self.trainer, self.title = trainer, title
+        self.began = self.looked = time.monotonic()
+        self.from_step = trainer.at
+        self.fit_from: tuple[int, int, float] = (-1, 0, 0.0)
+        self._note_fit(self.began)
+        yield
+
+    def due(self, seconds: float) -> bool:
+        """Whether the last look is so long ago; if so, this is one."""
+        now = time.monotonic()
+        self._note_fit(now)
+        if now - self.looked < seconds:
+            return False
+        self.looked = now
+        return True
+
+    def progress(self) -> Progress:
+        # Fetches the last tables from the device; once a second that costs nothing.
+        self.trainer.recorder.flush()
+        rate = (self.trainer.at - self.from_step) / max(time.monotonic() - self.began, 1e-9)
+        return Progress(self.title, self.trainer.at, len(self.trainer.stream), rate, self._state())
+
+    def _state(self) -> list[str]:
+        """The headline accuracy of the last evaluation, the running accuracy on the step's images, the entropies."""
+        latest, evaluation = self.trainer.recorder.latest, self.trainer.evaluation
+        parts = self._fit()
+        rule = self.trainer.engine.chain.rule
+        percents = [value for value in evaluation.accuracy.get(rule, []) if value is not None] if evaluation else []
+        if percents:
+            parts.append(f"test {sum(percents) / len(percents):.1f} %")
+        if "log/accuracy" in latest:
+            parts.append(f"batch {100 * latest['log/accuracy'][-1]:.0f} %")
+        if "log/H" in latest:
+            parts.append("H " + " ".join(f"{value:.2f}" for value in latest["log/H"]))
+        return parts
+
+    def _fit(self) -> list[str]:
+        """Where the fit is that an evaluation waits for, and its rate since it began or was resumed."""
+        fit, now = self.trainer.engine.unfinished_fit, time.monotonic()
+        if fit is None:
+            return []
+        self._note_fit(now)
+        _, at, began = self.fit_from
+        return [f"fit {fit.at} of {fit.of}, {(fit.at - at) / max(now - began, 1e-9):.1f}/s"]
+
+    def _note_fit(self, now: float) -> None:
+        """Notes where and when a fit was first met."""
+        fit = self.trainer.engine.unfinished_fit
+        if fit is not None and self.fit_from[0] != self.trainer.at:
+            self.fit_from = self.trainer.at, fit.at, now
+
+
+class LiveWatch(Follower):
+    """On a terminal a bar, elsewhere lines; both show step, rate, time left, accuracy and the entropy of each layer."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    @contextmanager
+    def following(self, trainer: Trainer, title: str) -> Iterator[None]:
+        with super().following(trainer, title):
+            if not Screen().isatty():
+                self._bar = None
+                yield
+                print_err(str(self.progress()))
+                return
+            from rich.console import Console, Group
+            from rich.live import Live
+            from rich.text import Text
+
+            self._bar = _bars()
+            self._task = self._bar.add_task(title, total=len(trainer.stream), completed=trainer.at, rate="", left="-:--:--")
+            self._line = Text()
+            with Live(Group(self._bar, self._line), console=Console(file=cast(IO[str], Screen()))):
+                yield
+                self._refresh()
+
+    def advance(self) -> None:
+        if self._bar is None:
+            if self.due(SECONDS_BETWEEN_LINES):
+                print_err(str(self.progress()))
+        elif self.due(SECONDS_BETWEEN_LOOKS):
+            self._refresh()
+
+    def _refresh(self) -> None:
+        progress = self.progress()
+        self._bar.update(self._task, **_of_bar(progress))
+        self._line.plain = ", ".join(progress.state)
+
+
+class Reporter(Follower):
+    """Tells somebody else where the run is, about once a second."""
+
+    def __init__(self, tell: Callable[[Progress], None]) -> None:
+        self.tell = tell
+
+    @contextmanager
+    def following(self, trainer: Trainer, title: str) -> Iterator[None]:
+        with super().following(trainer, title):
+            self.tell(self.progress())
+            yield
+            self.tell(self.progress())
+
+    def advance(self) -> None:
+        if self.due(SECONDS_BETWEEN_LOOKS):
+            self.tell(self.progress())
+
+
+class Board:
+    """Several runs: on a terminal a table of those that run and that ended last, elsewhere lines that name their run."""
+
+    def __init__(self, total: int, ended: int) -> None:
+        self.total, self.ended, self.failed = total, ended, 0
+        self.began = time.monotonic()
+        self._to_do = total - ended
+        self._first: dict[Hashable, float] = {}
+        """of each run the part that was done when it was first looked at"""
+        self._part: dict[Hashable, float] = {}
+        """and the part that is done now"""
+        self._running: dict[Hashable, Progress] = {}
+        self._last: deque[tuple[str, str]] = deque(maxlen=LAST_SHOWN)
+        """titles of runs that ended, and how"""
+        self._said: dict[Hashable, float] = {}
+        self._live: Any = None
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        if not Screen().isatty():
+            yield
+            return
+        from rich.console import Console
+        from rich.live import Live
+
+        with Live(console=Console(file=cast(IO[str], Screen())), get_renderable=self._table) as self._live:
+            yield
+
+    def show(self, run: Hashable, progress: Progress) -> None:
+        """A run is somewhere."""
+        self._part[run] = progress.at / max(progress.total, 1)
+        self._first.setdefault(run, self._part[run])
+        self._running[run] = progress
+        now = time.monotonic()
+        if self._live is None and now - self._said.setdefault(run, now) >= SECONDS_BETWEEN_LINES:
+            self._said[run] = now
+            self.say(str(progress))
+
+    def end(self, run: Hashable, text: str, finished: bool) -> None:
+        """A run has come to its end, or will not."""
+        self.ended += 1
+        self.failed += not finished
+        self._part[run] = 1.0
+        self._first[run] = self._first.get(run, 0.0) if finished else 1.0  # how soon a run fails says nothing about the others
+        progress = self._running.pop(run, None)
+        state = progress.state if progress else ()
+        self.say(", ".join([text, *state, self._so_far()]) if finished else text)
+        if progress:
+            self._last.append((progress.title, ", ".join(["finished", *state]) if finished else "did not finish"))
+
+    def say(self, text: str) -> None:
+        if self._live is None:
+            print_err(text)
+        else:  # through the display, which keeps it above the table
+            self._live.console.print(plain(text), markup=False, highlight=False)
+
+    def _table(self) -> Any:
+        """What ended last, what runs, and how far all of it is."""
+        from rich.progress_bar import ProgressBar
+        from rich.table import Column, Table
+        from rich.text import Text
+
+        columns = [Column("run", overflow="fold"), Column("", width=16), Column("step", justify="right", no_wrap=True)]
+        columns += [Column(name, justify="right", no_wrap=True) for name in ("rate", "left")]
+        table = Table(*columns, Column("state", overflow="fold"), box=None, padding=(0, 1, 0, 0), caption_justify="left")
+        for title, how in list(self._last):  # a copy, as another thread draws
+            table.add_row(Text(title), "", "", "", "", Text(how))
+        for progress in list(self._running.values()):
+            bar = ProgressBar(max(progress.total, 1), progress.at)
+            rate, left = f"{progress.rate:.1f}/s" if progress.rate else "", clock(progress)
+            table.add_row(Text(progress.title), bar, f"{progress.at}/{progress.total}", rate, left, Text(", ".join(progress.state)))
+        waiting = self.total - self.ended - len(self._running)
+        table.caption = Text(", ".join([self._so_far(), f"{self.failed} failed", f"{waiting} waiting"]))
+        return table
+
+    def _so_far(self) -> str:
+        """`3 of 10 runs, ~12 min left`, as if all runs took about the same time."""
+        text = f"{self.ended} of {self.total} runs"
+        found = sum(self._first.values())
+        done = sum(self._part.values()) - found
+        if done <= 0 or self.ended == self.total:
+            return text
+        seconds = (time.monotonic() - self.began) / done * (self._to_do - found - done)
+        return f"{text}, ~{seconds:.0f} s left" if seconds < 100 else f"{text}, ~{seconds / 60:.0f} min left"
+
+
+def _bars() -> Any:
+    from rich import progress
+    from rich.table import Column
+
+    # In a narrow terminal a long title is folded; the numbers stay whole.
+    return progress.Progress(
+        progress.TextColumn("{task.description}", table_column=Column(overflow="fold"), markup=False),
+        progress.BarColumn(bar_width=24),
+        progress.MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        progress.TextColumn("{task.fields[rate]}"),
+        progress.TextColumn("{task.fields[left]}", table_column=Column(no_wrap=True)),
+    )
+
+
+def _of_bar(progress: Progress) -> dict[str, Any]:
+    return {"completed": progress.at, "rate": f"{progress.rate:.1f}/s", "left": clock(progress)}
+
+
+def clock(progress: Progress) -> str:
+    """The time that is left, as on a clock."""
+    minutes, seconds = divmod(round(progress.seconds_left), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if progress.rate else "-:--:--"

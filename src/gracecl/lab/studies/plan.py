@@ -1,0 +1,153 @@
+"""What a study would take: the runs that are left, and an estimate of time and memory from twenty steps of each configuration.
+
+Each configuration is measured in a process of its own, so that the memory it held at most is its own, too.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from gracecl.engine.engine import Engine
+from gracecl.errors import UserError
+from gracecl.lab.runs.run import RunConfig, Work, learner_and_stream, with_threads
+from gracecl.machine import memory, peak_memory
+from gracecl.registry.plugins import in_use
+
+CHILD = (
+    "import sys; sys.path[:] = sys.argv[1:]; from gracecl.lab.runs import launch; launch.keep_freed_memory(); "
+    "from gracecl.lab.studies.plan import serve; serve()"
+)
+WARM_UP, TIMED = 6, 14
+"""steps before and in the timing; half of the first are of the first task, the rest and all of the timed ones of the second"""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What twenty steps of a configuration showed."""
+
+    steps: int
+    """of a whole run"""
+    images: float
+    """per step, forward and backward"""
+    flops: float
+    """per step: an image's backward pass counts as two forward passes"""
+    seconds: float
+    """per step, without evaluation and fits"""
+    peak_bytes: int
+    """that the process held"""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One configuration, whatever its seed."""
+
+    config: RunConfig
+    left: int
+    """runs that are not finished"""
+    probe: Probe
+
+    @property
+    def hours(self) -> float:
+        """Of all runs that are left, one after the other."""
+        return self.left * self.probe.steps * self.probe.seconds / 3600
+
+    @property
+    def flops(self) -> float:
+        return self.left * self.probe.steps * self.probe.flops
+
+    @property
+    def images(self) -> float:
+        return self.left * self.probe.steps * self.probe.images
+
+
+def estimates(works: Sequence[Work], threads: int = 1) -> Iterator[Estimate]:
+    """One for each configuration that has runs left, as soon as it is made."""
+    left: dict[RunConfig, list[Work]] = {}
+    for work in works:
+        if not work.finished:
+            left.setdefault(replace(work.config, seed=0), []).append(work)
+    for config, members in left.items():
+        yield Estimate(config, len(members), in_a_process(replace(members[0], config=config), threads))
+
+
+def in_a_process(work: Work, threads: int) -> Probe:
+    """The probe of a run, made by a process that does nothing else."""
+    order = json.dumps(asdict(work) | {"threads": threads}, default=str)
+    done = subprocess.run([sys.executable, "-c", CHILD, *sys.path], input=order, capture_output=True, text=True, check=False)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
+    if "refused" in found:
+        raise UserError(f"{work.config.title}: {found['refused']}")
+    if not found:
+        raise UserError(f"{work.config.title}: its probe ended with exit code {done.returncode}; {done.stderr.strip()[-400:]}")
+    return Probe(**found)
+
+
+def serve() -> None:
+    """What that process does."""
+    order = json.loads(sys.stdin.read())
+    try:
+        with in_use(order["plugins"]), with_threads(order["threads"]):
+            found = asdict(probe(RunConfig(**order["config"]), order["data_root"]))
+    except UserError as error:
+        found = {"refused": str(error)}
+    sys.stdout.write("\n" + json.dumps(found) + "\n")
+
+
+def probe(config: RunConfig, data_root: str | None) -> Probe:
+    """A few steps at the start of the first task, then of the second, where every method has a past to deal with."""
+    engine, stream = learner_and_stream(config, data_root)
+    second = int(stream.marks[0]) + 1 if len(stream.marks) > 1 else WARM_UP // 2
+    steps = [step for step in (*range(WARM_UP // 2), *range(second, second + WARM_UP // 2 + TIMED)) if step < len(stream)]
+    forward, backward, started = 0, 0, time.perf_counter()
+    for number, step in enumerate(steps):
+        if number == WARM_UP:
+            forward, backward, started = 0, 0, time.perf_counter()
+        outcome = engine.learn(stream.batch(step))
+        if outcome is not None:
+            forward, backward = forward + outcome.forward, backward + outcome.backward
+    taken = max(1, len(steps) - WARM_UP)
+    seconds, held = (time.perf_counter() - started) / taken, peak_memory()
+    if engine.device.type == "cuda":
+        held = torch.cuda.max_memory_allocated(engine.device)
+    flops = forward_flops(engine, stream.data.shape) * (forward + 2 * backward) / taken
+    return Probe(len(stream), (forward + backward) / taken, flops, seconds, held)
+
+
+def forward_flops(engine: Engine, shape: tuple[int, int, int]) -> float:
+    """Of one image. Only a forward pass is counted: PyTorch's counter takes the gradient of a depthwise kernel for a full one's."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    images = torch.zeros(2, *shape, device=engine.device)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        engine.net(images)
+    return float(counter.get_total_flops()) / len(images)
+
+
+def line(found: Estimate) -> str:
+    """One configuration, in a line."""
+    config, probed = found.config, found.probe
+    return (
+        f"{found.left} × {config.method}, {config.stream}, memory {config.memory}: {probed.steps:,} steps of {probed.images:,.0f} "
+        f"images, {probed.flops / 1e9:,.1f} GFLOP and {probed.seconds:.3f} s each; {found.hours:.2f} h in all, "
+        f"{probed.peak_bytes / 1e6:,.0f} MB at most"
+    )
+
+
+def total(found: Sequence[Estimate], jobs: int) -> str:
+    """All that is left, in a line."""
+    runs, hours = sum(one.left for one in found), sum(one.hours for one in found)
+    images, flops = sum(one.images for one in found), sum(one.flops for one in found)
+    held = sum(sorted((one.probe.peak_bytes for one in found for _ in range(one.left)), reverse=True)[:jobs])
+    return (
+        f"{runs} runs are left, {images:,.0f} images forward and backward, {flops / 1e15:,.3g} PFLOP, about {hours:.1f} hours of "
+        f"one core, {hours / jobs:.1f} with {jobs} runs at once, which hold {held / 1e9:.1f} GB of {memory() / 1e9:.1f} here; "
+        "evaluations and fits come on top"
+    )

@@ -1,0 +1,46 @@
+"""Finished runs of other studies: a run is named by its configuration, so it has the same place below each of their folders."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gracecl import __version__
+from gracecl.errors import UserError
+from gracecl.lab.report import read_config
+from gracecl.lab.runs.run import Work
+
+PLACES = (Path("results"), Path("runs"))
+"""where studies lie unless they are told otherwise"""
+
+
+def reuse(works: Sequence[Work], out: Path) -> tuple[list[Work], dict[str, int]]:
+    """The same runs, those that are finished elsewhere in the folder where they are; and how many were found in which folder."""
+    others = [folder for folder in folders_beside(out) if folder.resolve() != out.resolve()]
+    found, taken = [], Counter[str]()
+    for work in works:
+        place = work.folder.relative_to(out)
+        homes = [] if work.finished else [home for home in others if fits(replace(work, folder=home / place))]
+        if homes:
+            taken[str(homes[0])] += 1
+        found.append(replace(work, folder=homes[0] / place) if homes else work)
+    return found, dict(taken)
+
+
+def folders_beside(out: Path) -> list[Path]:
+    """Those in the same folder, and in the usual places."""
+    parents = {place.resolve(): place for place in (out.parent, *PLACES) if place.is_dir()}
+    return sorted({folder for place in parents.values() for folder in place.iterdir() if folder.is_dir()})
+
+
+def fits(work: Work) -> bool:
+    """Whether the run was finished by this version of the library."""
+    if not work.finished:
+        return False
+    try:
+        versions = read_config(work.folder).get("versions", {})
+    except (OSError, UserError):
+        return False
+    return bool(versions.get("gracecl") == __version__)

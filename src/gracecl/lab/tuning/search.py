@@ -1,0 +1,192 @@
+"""A search and its result.
+
+A trial is some ordinary runs, one per seed, on a stream that holds the first tasks alone and evaluates on a share of their training
+images (`first` and `validation` of the split stream). Runs are named by their configuration, so a trial that was stopped continues
+in its middle. The best values so far, with where they come from, are in `defaults.toml`, which `--defaults` reads.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gracecl import __version__, streams
+from gracecl.engine.finite import REMEDY
+from gracecl.errors import UserError
+from gracecl.files import make_folder, write_text
+from gracecl.functional.metrics import HIGHER_IS_BETTER
+from gracecl.functional.statistics import Summary, summarise
+from gracecl.lab import report
+from gracecl.lab.defaults import SETTINGS
+from gracecl.lab.defaults.write import as_toml
+from gracecl.lab.report.command import as_typed, option_words
+from gracecl.lab.report.groups import value_of
+from gracecl.lab.report.tables import DECIMALS, spread_text
+from gracecl.lab.runs.jobs import run_all
+from gracecl.lab.runs.run import Interrupted, RunConfig, Work, commit, locked
+from gracecl.lab.tuning import trials
+from gracecl.lab.tuning.space import Space, Values, shown, with_values
+from gracecl.lab.tuning.trials import Sampler, Trial, Trials
+from gracecl.registry import spec
+
+TRIALS, DEFAULTS = "trials.json", "defaults.toml"
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched for, on which part of the data, and by which measure."""
+
+    config: RunConfig
+    """of the runs that the values are for, on the whole stream"""
+    space: Space
+    tasks: int
+    """first ones that are used"""
+    validation: float
+    """share of their training images that is evaluated on"""
+    seeds: tuple[int, ...]
+    metric: str
+    sampler: Sampler
+    data_root: str | Path | None = None
+    plugins: tuple[str, ...] = ()
+
+    @property
+    def stream(self) -> str:
+        """The part of the stream that trials see."""
+        whole = self.config.stream
+        if taken := spec.parse_call(whole).kwargs.keys() & {"first", "validation"}:
+            raise UserError(f"'{whole}' gives {min(taken)}, which a search sets by --tasks and --validation; leave it out")
+        return spec.with_option(spec.with_option(whole, "first", self.tasks), "validation", self.validation)
+
+    @property
+    def command(self) -> str:
+        """What makes this search, but for the number of trials."""
+        space = [f"{owner}.{option}={values}" for (owner, option), values in self.space.items()]
+        own = {"tasks": self.tasks, "validation": self.validation, "seeds": ",".join(map(str, self.seeds))}
+        own |= {"metric": self.metric, "sampler": self.sampler}
+        told = [word for name, value in own.items() for word in (f"--{name}", str(value))]
+        options = [*option_words(asdict(self.config)), *self._plugin_words]
+        return as_typed(["gracecl", "tune", self.config.method, "--space", *space, *told, *options])
+
+    def use(self, method: str, file: Path) -> str:
+        """The command that runs a method with what was found."""
+        setting = {name: value for name, value in asdict(self.config).items() if name not in SETTINGS}
+        return as_typed(["gracecl", "run", method, *option_words(setting, str(file)), *self._plugin_words])
+
+    def works(self, values: Values, out: Path) -> list[Work]:
+        """The runs of a trial."""
+        config = replace(with_values(self.config, values), stream=self.stream)
+        return [Work.new(replace(config, seed=seed), out, self.data_root, self.plugins) for seed in self.seeds]
+
+    @property
+    def _plugin_words(self) -> list[str]:
+        return [word for plugin in self.plugins for word in ("--plugin", plugin)]
+
+    def text(self, score: Summary) -> str:
+        """`acc 71.23 ± 0.80`."""
+        return f"{self.metric} {spread_text(score, DECIMALS.get(self.metric, 2))}"
+
+
+def tune(
+    search: Search,
+    out: Path,
+    number: int,
+    jobs: int | None = None,
+    threads: int | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Trial:
+    """Searches until so many trials are over, counting those of earlier attempts, and returns the best."""
+    trials.library()
+    if search.sampler == "grid":
+        number = min(number, len(trials.grid(search.space)))
+    data = data_of(search)
+    make_folder(out)
+    higher = HIGHER_IS_BETTER.get(search.metric, False)
+    with locked(out):
+        found = Trials(out / TRIALS, search.command, higher, search.space, search.sampler)
+        began, before = time.monotonic(), len(found)
+        while len(found) < number:
+            values = found.next()
+            works = search.works(values, out)
+            try:
+                finite = carry_out(works, jobs, threads)
+            except Interrupted:
+                raise Interrupted(f"stopped in trial {len(found) + 1} of {number}; continue with the same command") from None
+            scores = [score_of(work, search.metric) for work in works] if finite else []
+            found.end(scores)
+            came_of_it = search.text(summarise(scores)) if scores else "its numbers did not stay finite"
+            best = f"; best {search.text(found.best.score)} in trial {found.best.place}" if found.best else ""
+            minutes = (time.monotonic() - began) / (len(found) - before) * (number - len(found)) / 60
+            left = f"; ~{minutes:.0f} min left" if minutes >= 1 else ""
+            say(f"trial {len(found)} of {number}: {shown(values)}: {came_of_it}{best}{left}")
+            if found.best:
+                write_text(out / DEFAULTS, result(search, found, found.best, data))
+        if found.best is None:
+            raise UserError("the numbers of no trial stayed finite; search smaller learning rates, or other options")
+        write_text(out / DEFAULTS, result(search, found, found.best, data))
+        return found.best
+
+
+def carry_out(works: Sequence[Work], jobs: int | None, threads: int | None) -> bool:
+    """Makes the runs of a trial; whether all their numbers stayed finite. Whatever else keeps one from its end ends the search."""
+    try:
+        reasons = [outcome.text for outcome in run_all(works, jobs, threads) if outcome.end != "finished"]
+    except UserError as error:  # of a single run
+        reasons = [str(error)]
+    if others := [reason for reason in reasons if REMEDY not in reason]:
+        raise UserError(others[0])
+    return not reasons
+
+
+def score_of(work: Work, metric: str) -> float:
+    run = report.read_run(work.folder)
+    value = value_of(run, metric, run.rule)
+    if math.isnan(value):
+        raise UserError(f"{run.title} has no {metric}; use more --tasks or another --metric")
+    return value
+
+
+def data_of(search: Search) -> dict[str, Any]:
+    """What part of the data the search uses, for whoever reads its result."""
+    whole, part = (streams.build(stream, search.seeds[0], search.data_root) for stream in (search.config.stream, search.stream))
+    if search.tasks >= whole.tasks:
+        raise UserError(
+            f"--tasks {search.tasks} leaves none of the {whole.tasks} tasks of {search.config.stream} out; "
+            f"a search uses the first ones alone, so choose at most {whole.tasks - 1}"
+        )
+    return {
+        "stream": search.stream,
+        "tasks_used": search.tasks,
+        "tasks": whole.tasks,
+        "training_images": len(part.data.train_y),
+        "validation_images": len(part.data.test_y),
+        "test_images": 0,
+    }
+
+
+def result(search: Search, found: Trials, best: Trial, data: dict[str, Any]) -> str:
+    """The file of defaults: an entry for each method in the expression, and where the values come from."""
+    config = with_values(search.config, best.values)
+    source = (
+        f"gracecl tune: the best of {len(found)} trials, {search.text(best.score)} on the held-out {search.validation:.0%} of the "
+        f"training images of the first {data['tasks_used']} of {data['tasks']} tasks"
+    )
+    provenance = {
+        "command": search.command,
+        "commit": commit() or "none",
+        "versions": {"gracecl": __version__, "optuna": found.version},
+        "trials": len(found),
+        "trials_without_score": len(found) - found.scored,
+        "best_trial": best.place,
+        "metric": search.metric,
+        "score": best.score.mean,
+        "scores": list(best.scores),
+        "values": {".".join(name): value for name, value in best.values.items()},
+        "data": data,
+    }
+    return as_toml(
+        config.method, config.stream, config.memory, {"optimizer": config.optimizer, "augment": config.augment}, source, provenance
+    )
