@@ -270,6 +270,7 @@ WRONG_RUNS: dict[str, tuple[dict[str, Any], str]] = {
     "data=3": ({"data": 3}, "data is a path, not a int"),
     "defaults=3": ({"defaults": 3}, "defaults is the name of a set of values or a file, not a int"),
     "threads=0": ({"threads": 0}, "threads must be between 1 and"),
+    "seed=-1": ({"seed": -1}, "the run: seed must be at least 0, not -1"),
     "threads=1.5": ({"threads": 1.5}, "threads is a whole number, not 1.5"),
     "stream=data": ({"stream": toy_data()}, "stream must be a word in quotes, not Data"),
 }

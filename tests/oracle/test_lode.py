@@ -183,9 +183,11 @@ def test_what_it_cannot_decouple_is_told() -> None:
         toy_engine("lode(lode())")
 
 
-def test_grace_goes_around_it() -> None:
-    for method in ("lode(grace(derpp()))", "lode(ema(grace(derpp())))"):
-        with pytest.raises(UserError, match=r"write grace\(lode"):
+@pytest.mark.parametrize("outer", ["grace", "rar"])
+def test_what_weighs_the_cross_entropy_goes_around_it(outer: str) -> None:
+    weighing = "rar(derpp(), stream_weight=0.5)" if outer == "rar" else "grace(derpp())"
+    for method in (f"lode({weighing})", f"lode(ema({weighing}))"):
+        with pytest.raises(UserError, match=rf"write {outer}\(lode"):
             parse_method(method)
 
 

@@ -53,8 +53,10 @@ class LODE(Wrapper):
     def __post_init__(self) -> None:
         super().__post_init__()
         inside = [part.name for part in self.inside.parts]
-        if "grace" in inside:
-            raise UserError(f"{self!r} would replace the cross-entropy that grace has weighted; write grace(lode(...)) instead")
+        weighted = [part.name for part in self.inside.parts if part.name == "grace" or getattr(part, "stream_weight", 1) != 1]
+        if weighted:
+            outer = weighted[-1]
+            raise UserError(f"{self!r} would replace the cross-entropy that {outer} has weighted; write {outer}(lode(...)) instead")
         if "lode" in inside:
             raise UserError(f"{self!r} would replace the cross-entropy that {self.inner!r} has decoupled; use {self.inner!r} alone")
 

@@ -48,7 +48,7 @@ class LearnerOptions:
     """an expression such as "resnet18(width=20)" """
     memory: Annotated[int, AtLeast(0)] = 1000
     """images that may be kept; what others call the buffer's size"""
-    seed: int = 0
+    seed: Annotated[int, AtLeast(0)] = 0
     """of everything random; the same seed gives every method the same stream and the same memory"""
     taps: Annotated[int, AtLeast(1)] | None = None
     """tapped layers, counted from the last; None is 4 for methods that work on layers, else 1"""
