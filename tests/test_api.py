@@ -18,7 +18,7 @@ import gracecl
 from gracecl import Learner, Result, RunConfig, UserError
 from gracecl.data import Data
 from gracecl.lab import cli
-from gracecl.lab.cli.main import in_our_words
+from gracecl.lab.cli.main import canonical_option
 from gracecl.lab.runs import result as results
 from gracecl.lab.runs.run import Interrupted, run
 from gracecl.methods.er import ER
@@ -127,7 +127,7 @@ def test_options_are_the_fields_of_the_configuration() -> None:
 def test_options_are_written_once() -> None:
     """Signature, default and sentence of each are those of its field, for the learner, the run and the command."""
     words = options.sentences(RunOptions)
-    assert list(words) == ["told_of_as", *(field.name for field in dataclasses.fields(RunOptions))]
+    assert list(words) == ["error_name", *(field.name for field in dataclasses.fields(RunOptions))]
     of_run_alone = {*words} - {*options.sentences(LearnerOptions)}
     run, tune = cli.VERBS["run"], cli.VERBS["tune"]
     taken_by = [(Learner.__init__, of_run_alone), (gracecl.run, set()), (run, {"seed"}), (tune, {"seed", "snapshots"})]
@@ -377,7 +377,7 @@ def test_buffer_size_is_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str
         Learner("er", **TOY, buffer_size=7)
     assert results.configuration("er", buffer_size=7)[0].memory == 7
     for flag in ("--buffer-size", "--buffer-size=7", "--buffer_size"):
-        assert in_our_words(flag) == flag.replace("buffer-size", "memory").replace("buffer_size", "memory")
+        assert canonical_option(flag) == flag.replace("buffer-size", "memory").replace("buffer_size", "memory")
     words = ["--stream", STREAM, "--net", "mlp(width=8)", "--steps", "2", "--device", "cpu", "--out", str(tmp_path)]
     assert cli.call(["run", "er", "--buffer-size", "7", *words]) == 0
     [file] = tmp_path.rglob("config.json")

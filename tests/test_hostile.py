@@ -109,7 +109,7 @@ def test_an_address_that_is_none_is_one_sentence_at_once(url: str, tmp_path: Pat
 
 def test_a_run_that_was_begun_with_impossible_threads_is_not_continued(tmp_path: Path) -> None:
     config = RunConfig("er", net="mlp(width=8)", memory=20, steps=2, stream="split-digits(size=8)", device="cpu")
-    folder = Work.new(config, tmp_path).carry_out()
+    folder = Work.new(config, tmp_path).run()
     (folder / "summary.json").unlink()
     (folder / "checkpoint.safetensors").unlink()
     settings = json.loads((folder / "config.json").read_text())
@@ -209,7 +209,7 @@ def test_a_method_that_ends_the_program_does_not_pass_for_a_finished_run(tmp_pat
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = RunConfig("er", net="mlp(width=8)", memory=20, steps=3, stream="split-digits(size=8)", device="cpu")
-    return Work.new(config, tmp_path_factory.mktemp("out")).carry_out()
+    return Work.new(config, tmp_path_factory.mktemp("out")).run()
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_a_run_s_checkpoint_with_any_part_changed_is_taken_or_refused_in_a_sente
             part[place[-1]] = replacement
             checkpoint.save(file, changed)
             try:
-                Work.begun(folder).carry_out()
+                Work.begun(folder).run()
             except UserError as error:
                 said.append(str(error))
     assert len(said) > 50

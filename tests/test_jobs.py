@@ -23,11 +23,11 @@ import torch
 
 from commands import gracecl, records
 from gracecl.files import read_sealed, write_sealed
-from gracecl.lab.cli.ending import conclude
+from gracecl.lab.cli.output import conclude
 from gracecl.lab.runs import jobs, watch
-from gracecl.lab.runs.jobs import Ending, run_all, share
+from gracecl.lab.runs.jobs import Outcome, run_all, share
 from gracecl.lab.runs.run import Interrupted, RunConfig, Work
-from gracecl.lab.runs.watch import Progress
+from gracecl.lab.runs.watch import RunProgress
 from stopping import StopAfter
 from terminal import terminal
 from test_run import assert_same_run, saved_step
@@ -224,7 +224,7 @@ class Seen:
     """What `run_all` returned and wrote, and what the command made of it."""
 
     out: Path
-    outcomes: list[Ending]
+    outcomes: list[Outcome]
     err: str
     code: int
     table: str
@@ -248,7 +248,7 @@ def side_by_side(in_turn: Path, plugin: Path, tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.slow
 def test_two_at_a_time_give_the_same_bytes_as_one_after_the_other(side_by_side: Seen, in_turn: Path) -> None:
-    finished = [outcome.work.folder for outcome in side_by_side.outcomes if outcome.end == "finished"]
+    finished = [outcome.work.folder for outcome in side_by_side.outcomes if outcome.status == "finished"]
     assert [folder.name for folder in finished] == ["0", "1", "2"]
     for folder in finished:
         same_files(folder, in_turn / folder.relative_to(side_by_side.out))
@@ -257,7 +257,7 @@ def test_two_at_a_time_give_the_same_bytes_as_one_after_the_other(side_by_side: 
 
 @pytest.mark.slow
 def test_outcomes_come_in_the_order_of_the_runs_and_each_run_once(side_by_side: Seen) -> None:
-    ends = [(outcome.end, outcome.work.config.seed) for outcome in side_by_side.outcomes]
+    ends = [(outcome.status, outcome.work.config.seed) for outcome in side_by_side.outcomes]
     wanted = [("finished", 0), ("refused", 0), ("stopped", 0), ("finished", 1), ("crashed", 0), ("finished", 2)]
     assert ends == wanted
 
@@ -461,10 +461,10 @@ def test_threads_are_those_asked_for_and_a_run_keeps_those_it_began_with(plugin:
     """Also a run that was killed before its first checkpoint."""
     work = Work.new(RunConfig(method="er", **SETTINGS | {"steps": 5}), tmp_path, plugins=(str(plugin),))
     with pytest.raises(Interrupted):
-        work.carry_out(StopAfter(3), threads=2)
+        work.run(StopAfter(3), threads=2)
     assert work.threads == 2
     (work.folder / "checkpoint.safetensors").unlink()
-    work.carry_out(threads=3)
+    work.run(threads=3)
     assert work.threads == 2
     assert torch.get_num_threads() == 1, "the process has its own number again"
 
@@ -510,7 +510,7 @@ def test_a_plugin_from_another_place_replaces_the_one_that_was_noted(tmp_path: P
     mine.write_text(PLUGIN)
     work = Work.new(RunConfig(method="er", **SETTINGS), tmp_path / "out", plugins=(str(mine),))
     with pytest.raises(Interrupted):
-        work.carry_out(StopAfter(5))
+        work.run(StopAfter(5))
     moved = mine.rename(tmp_path / "moved.py")
     assert gracecl("resume", work.folder, "--plugin", moved).code == 0
     assert Work.begun(work.folder).plugins == (str(moved),)
@@ -519,8 +519,8 @@ def test_a_plugin_from_another_place_replaces_the_one_that_was_noted(tmp_path: P
 # What is shown meanwhile.
 
 
-def at(step: int, rate: float = 2.0, total: int = 100) -> Progress:
-    return Progress("er(), seed 0", step, total, rate, ["test 50.0 %"])
+def at(step: int, rate: float = 2.0, total: int = 100) -> RunProgress:
+    return RunProgress("er(), seed 0", step, total, rate, ["test 50.0 %"])
 
 
 def test_lines_name_their_run_and_come_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -580,10 +580,13 @@ def test_a_carrier_takes_runs_on_and_tells_how_they_ended(plugin: Path, tmp_path
     works = [
         Work.new(RunConfig(method=name, **SETTINGS), tmp_path, plugins=(str(plugin),)) for name in ("odd(trouble='refuse')", "er")
     ]
-    carrier: jobs.Carrier = jobs.InTurn(1, watch.Board(2, 0))
+    executor: jobs.Executor = jobs.SequentialExecutor(1, watch.Board(2, 0))
     for work in works:
-        carrier.submit(work)
-    endings = list(carrier.endings())
-    assert [(ending.work.folder, ending.end) for ending in endings] == [(works[0].folder, "refused"), (works[1].folder, "finished")]
+        executor.submit(work)
+    outcomes = list(executor.outcomes())
+    assert [(outcome.work.folder, outcome.status) for outcome in outcomes] == [
+        (works[0].folder, "refused"),
+        (works[1].folder, "finished"),
+    ]
     assert works[1].finished
     assert read_sealed(works[1].folder / "timing.json")["peak_bytes"] > 50e6

@@ -20,7 +20,7 @@ from gracecl.lab import report
 from gracecl.lab.cli import call
 from gracecl.lab.report.frames import load_runs
 from gracecl.lab.report.keep import keep_runs
-from gracecl.lab.report.kept import KEPT, Line, find_lines, line_of, lines_in
+from gracecl.lab.report.kept import KEPT, KeptRun, find_lines, line_of, lines_in
 from gracecl.lab.report.runs import SUMMARY, Run, is_tap, summary
 from gracecl.lab.runs.result import Result
 from gracecl.lab.runs.run import RunConfig, Work
@@ -263,7 +263,7 @@ def test_committed_runs_are_all_there() -> None:
     assert sum(path.is_file() for path in RESULTS.rglob("*")) < 80
 
 
-def check_numbers(line: Line) -> None:
+def check_numbers(line: KeptRun) -> None:
     """The metrics that the run wrote at its end are those of its matrices, and both those of its record, if that was kept."""
     parts, run = line.read(), report.read_run(line)
     told = parts["summary"]["metrics"] | parts["summary"]["per_tap"]

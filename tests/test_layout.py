@@ -78,14 +78,14 @@ def test_a_run_keeps_the_layout_it_began_with(tmp_path: Path, monkeypatch: pytes
     config = RunConfig(method="er", net="resnet18(width=8)", memory=10, stream="split-digits(size=8)", steps=3, device="cpu")
     work = Work.new(config, tmp_path)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    work.carry_out()
+    work.run()
     assert json.loads((work.folder / "config.json").read_text())["layout_used"] == "channels_last"
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     assert work.in_its_layout().layout == "channels_last"
     assert work.config.layout == "auto"
     (work.folder / "summary.json").unlink()
     with pytest.raises(UserError, match="unsafe on this CPU with fewer than 16 channels"):
-        work.carry_out()
+        work.run()
 
 
 def test_nets_without_convolutions_take_any() -> None:

@@ -26,7 +26,7 @@ STREAM = "split-digits(size=8, classes='0-3', tasks=2)"
 OPTIONS: dict[str, Any] = {"stream": STREAM, "net": "mlp(width=8)", "memory": 20, "steps": 12, "device": "cpu"}
 
 
-def carry_out(out: Path, kind: str) -> Run:
+def run_logged(out: Path, kind: str) -> Run:
     assert cli.call([*WORDS, "--stream", STREAM, "--log", kind, "--out", str(out)]) == 0
     [run] = find_runs(out)
     return run
@@ -59,7 +59,7 @@ def test_names_of_what_is_logged() -> None:
 
 def test_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    run = carry_out(tmp_path, "tensorboard")
+    run = run_logged(tmp_path, "tensorboard")
     events = tensorboard_events(tmp_path)
     logged = events.Scalars("log/H/1")
     assert [event.step for event in logged] == list(range(12))
@@ -79,7 +79,7 @@ def test_tensorboard(tmp_path: Path) -> None:
 def test_a_record_that_is_written_again_is_logged_once(tmp_path: Path) -> None:
     """A stopped run drops the lines after its checkpoint and writes them again; the note says how far the view had come."""
     pytest.importorskip("tensorboard")
-    run = carry_out(tmp_path, "tensorboard")
+    run = run_logged(tmp_path, "tensorboard")
     note = json.loads((run.path / ".log-tensorboard.json").read_text(encoding="utf-8"))
     assert note["step"] == 10
     (run.path / "summary.json").unlink()
@@ -161,7 +161,7 @@ def mlflow_run(out: Path) -> tuple[Any, Any]:
 def test_mlflow_in_a_local_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    run = carry_out(tmp_path, "mlflow")
+    run = run_logged(tmp_path, "mlflow")
     client, found = mlflow_run(tmp_path)
     assert found.data.params["method"] == "grace(er())"
     history = sorted(client.get_metric_history(found.info.run_id, "log/H/1"), key=lambda metric: metric.step)
@@ -175,7 +175,7 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    carry_out(tmp_path, "wandb")
+    run_logged(tmp_path, "wandb")
     [kept] = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     data = kept.read_bytes()
     assert b"log/H/1" in data
@@ -204,5 +204,5 @@ def test_a_view_that_fails_leaves_the_run_alone(
 
     pytest.importorskip("tensorboard")
     monkeypatch.setitem(logs.LOGS, "tensorboard", Broken)
-    assert carry_out(tmp_path, "tensorboard").finished
+    assert run_logged(tmp_path, "tensorboard").finished
     assert "stopped for grace(er()), seed 0 (the server is away); the run itself goes on" in capsys.readouterr().err

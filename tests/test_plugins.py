@@ -60,7 +60,7 @@ def work_of(plugin: Path | str, out: Path, method: str = "foo", **more: Any) -> 
 def stopped(work: Work, step: int = 3) -> Path:
     """The folder of a run that is stopped after a step, which spares it the report."""
     with pytest.raises(Interrupted):
-        work.carry_out(StopAfter(step))
+        work.run(StopAfter(step))
     return work.folder
 
 
@@ -184,7 +184,7 @@ def evil(tmp_path: Path, name: str = "evil.py") -> tuple[Path, Path]:
 def test_code_that_a_run_did_not_name_is_not_executed(verb: str, began_with: str, pair: tuple[Path, Path], tmp_path: Path) -> None:
     method, plugins = ("er", ()) if began_with == "nothing" else ("foo", (str(pair[0]),))
     work = Work.new(RunConfig(method, **SETTINGS), tmp_path / "out", plugins=plugins)
-    folder = stopped(work) if verb == "resume" else work.carry_out()
+    folder = stopped(work) if verb == "resume" else work.run()
     plugin, trace = evil(tmp_path)
     (folder / "plugins").write_text(str(plugin))
     said = gracecl(verb, folder, *([tmp_path / "model.safetensors"] if verb == "export" else []))
@@ -234,7 +234,7 @@ def late(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_helper_that_is_loaded_when_the_run_has_begun_belongs_to_it(late: tuple[Path, Path, bool], tmp_path: Path) -> None:
     plugin, helper, is_seen = late
-    work_of(plugin, tmp_path / "whole").carry_out()
+    work_of(plugin, tmp_path / "whole").run()
     wanted, folder = begun(work_of(plugin, tmp_path / "alone")), stopped(work_of(plugin, tmp_path / "out"))
     before = digest_of([str(plugin)])
     helper.write_text("RATE = 2\n")
@@ -292,7 +292,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("everything")
     plugin = written(folder / "everything.py", EVERYTHING)
     own = {"method": "grace(own_method(), strength='own_rule')", "net": "own_net(hidden=6)"}
-    return work_of(plugin, folder / "out", **own, snapshots=True, steps=16).carry_out()
+    return work_of(plugin, folder / "out", **own, snapshots=True, steps=16).run()
 
 
 def test_a_run_with_plugins_can_be_exported(finished: Path, tmp_path: Path) -> None:

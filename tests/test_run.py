@@ -33,7 +33,7 @@ from gracecl.data import Data, from_arrays
 from gracecl.files import write_text
 from gracecl.lab.runs.run import Interrupted, RunConfig, learner_and_stream, run, stop_requests
 from gracecl.registry import datasets
-from gracecl.registry.options import CAME_LATER, WITHOUT_RESULT
+from gracecl.registry.options import ADDED_LATER, NO_EFFECT_ON_RESULTS
 from stopping import StopAfter
 
 STREAM = "split-digits(size=8, classes='0-3', tasks=2)"
@@ -861,7 +861,7 @@ def test_normalisation_is_the_run_s_and_the_data_s_own_leaves_the_folder_as_it_w
     pixels = [learner_and_stream(config)[0].net.pixels for config in (half, own)]
     assert [pixels[0].mean.flatten().tolist(), pixels[0].std.flatten().tolist()] == [[0.5], [0.5]]
     assert pixels[1].mean.flatten().tolist() != [0.5]
-    before = {name: value for name, value in asdict(own).items() if name not in ("seed", *WITHOUT_RESULT, *CAME_LATER)}
+    before = {name: value for name, value in asdict(own).items() if name not in ("seed", *NO_EFFECT_ON_RESULTS, *ADDED_LATER)}
     digest = hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()[:8]
     assert own.folder(tmp_path).parent.name == digest
     assert half.folder(tmp_path).parent.name != digest

@@ -18,14 +18,14 @@ from gracecl.lab.report.beside_paper import row_of
 from gracecl.lab.report.runs import measure
 from gracecl.lab.studies import beside_paper, page
 from gracecl.lab.studies.results import Results
-from gracecl.lab.studies.study import SCALES, Source, names, read
+from gracecl.lab.studies.study import SCALES, StudyFile, names, read
 from gracecl.registry.plugins import in_use
 from test_study import final, run_of
 
 DOCS = (Path(__file__).parent.parent / "docs" / "studies.md").read_text(encoding="utf-8")
 EXAMPLE = re.findall(r"```toml\n(.*?)```", DOCS, flags=re.DOTALL)[0]
 RENDERER = re.findall(r"```python\n(.*?)```", DOCS, flags=re.DOTALL)[0]
-EVERY = [(name, scale) for name in names() for scale in Source(name).scales()]
+EVERY = [(name, scale) for name in names() for scale in StudyFile(name).scales()]
 ALONE = ["--jobs", "1", "--threads", "1"]
 
 

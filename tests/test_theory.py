@@ -22,13 +22,13 @@ from torch.func import functional_call
 from commands import gracecl, only_run
 from gracecl.lab.runs.run import Interrupted, RunConfig, Work, resume, run
 from gracecl.lab.theory import bounds, page
-from gracecl.lab.theory.bounds import Forgetting, Objective, Point
+from gracecl.lab.theory.bounds import ForgettingBound, Objective, Point
 from gracecl.lab.theory.measure import (
     NO_SCALE,
     Images,
     Noise,
+    NoiseSearch,
     PacBayesTask,
-    Search,
     Settings,
     choose_noise,
     drawn,
@@ -99,7 +99,7 @@ def learned(bowls: Sequence[Bowl], start: Tensor) -> list[dict[str, Tensor]]:
     return [at(start), *(at(task.minimiser) for task in bowls)]
 
 
-def theorem_two(bowls: Sequence[Bowl], thetas: list[dict[str, Tensor]], points: int = 11) -> list[Forgetting]:
+def theorem_two(bowls: Sequence[Bowl], thetas: list[dict[str, Tensor]], points: int = 11) -> list[ForgettingBound]:
     objectives = [task.objective() for task in bowls]
     segments = [
         bounds.measure_segment(objective, before, after, points)
@@ -236,13 +236,13 @@ def test_a_way_that_curves_downwards_makes_the_theorem_not_applicable() -> None:
     assert segment.secant == pytest.approx((-math.sin(3) + math.sin(0)) / 3)
     later = bounds.measure_segment(objective, point(1), point(4.5))
     assert later.curvature < 0 < later.secant
-    pair = Forgetting(1, 2, 0.1, 1.0, 1.0, 3.5, (later,), 0.0)
+    pair = ForgettingBound(1, 2, 0.1, 1.0, 1.0, 3.5, (later,), 0.0)
     assert pair.corrected() is None
     assert pair.printed() is None
     assert pair.second_form() is None
     assert pair.corrected("secant") is not None
     assert dataclasses.replace(pair, steepness=3.0, chord_steepness=2.0).by_distance == pytest.approx(3 * 3.5)
-    assert Forgetting(1, 3, 0.1, 1.0, 1.0, 3.5, (later, segment), 0.0).printed("secant") is None, "one bad segment is enough"
+    assert ForgettingBound(1, 3, 0.1, 1.0, 1.0, 3.5, (later, segment), 0.0).printed("secant") is None, "one bad segment is enough"
 
 
 @pytest.mark.parametrize(("end", "stationary"), [(0.0099, True), (0.0101, False), (0.5, False)])
@@ -262,7 +262,7 @@ def test_a_task_that_moved_nothing_is_not_applicable_and_no_fault() -> None:
     segment = bounds.measure_segment(bowl(0, 0.1).objective(), point(1, 2, 3), point(1, 2, 3))
     assert segment.length == 0
     assert math.isnan(segment.curvature)
-    assert Forgetting(1, 2, 0.0, 1.0, 1.0, 0.0, (segment,), 0.1).corrected() is None
+    assert ForgettingBound(1, 2, 0.0, 1.0, 1.0, 0.0, (segment,), 0.1).corrected() is None
 
 
 def test_more_points_can_only_find_a_larger_gradient() -> None:
@@ -425,10 +425,10 @@ def test_the_chosen_and_the_tolerated_variance() -> None:
         Noise("isotropic", 2, 0.25, 20.0, 0.24, 1.1),
         Noise("relative", 3, 0.1, 80.0, 0.2, 2.0),
     )
-    search = Search(tried, 0.2)
+    search = NoiseSearch(tried, 0.2)
     assert search.best is tried[0]
     assert search.tolerated is tried[1]
-    assert Search(tried[:1], 0.2).tolerated is None
+    assert NoiseSearch(tried[:1], 0.2).tolerated is None
 
 
 @pytest.mark.parametrize("shape", [(5, 3, 4, 4), (5, 3)])

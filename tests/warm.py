@@ -86,12 +86,12 @@ def serve() -> None:
         order = json.loads(line)
         child = os.fork()
         if child == 0:
-            os._exit(carry_out(order["arguments"], order["folder"], order["environment"], Path(order["notes"])))
+            os._exit(run_order(order["arguments"], order["folder"], order["environment"], Path(order["notes"])))
         status = os.waitpid(child, 0)[1]
         print(json.dumps(os.waitstatus_to_exitcode(status)), flush=True)
 
 
-def carry_out(arguments: list[str], folder: str, environment: dict[str, str], notes: Path) -> int:
+def run_order(arguments: list[str], folder: str, environment: dict[str, str], notes: Path) -> int:
     for number, file in ((0, Path(os.devnull)), (1, notes / "out"), (2, notes / "err")):
         os.dup2(os.open(file, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.chdir(folder)

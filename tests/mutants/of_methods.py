@@ -383,13 +383,13 @@ METHODS = [
     ),
     *method(
         "multi_update",
-        within("there_and_back", ("groups - 1 - column if row % 2 else column", "column")),
+        within("snake_group", ("groups - 1 - column if row % 2 else column", "column")),
         within(
             "MultiUpdate.part_of",
             ("turn // groups", "turn % groups"),
             ("min(parts, images)", "parts"),
             ("slice(0)", "slice(None)"),
-            ("there_and_back(place, groups) == turn % groups", "there_and_back(place, groups) == turn // groups"),
+            ("snake_group(place, groups) == turn % groups", "snake_group(place, groups) == turn // groups"),
         ),
         within("MultiUpdate.shares", ("self.updates // fewer", "self.updates")),
         within(

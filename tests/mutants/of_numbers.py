@@ -394,22 +394,22 @@ NUMBERS = [
                 "min(norm(objective.gradient(between(start, end, at))) for at in fractions(points))",
             ),
         ),
-        within("Forgetting.by_distance", ("self.steepness * self.distance", "self.chord_steepness * self.distance")),
+        within("ForgettingBound.by_distance", ("self.steepness * self.distance", "self.chord_steepness * self.distance")),
         within(
-            "Forgetting.by_path",
+            "ForgettingBound.by_path",
             ("math.fsum(segment.length for segment in self.segments)", "max(segment.length for segment in self.segments)"),
         ),
-        within("Forgetting.corrected", ("part.gradient_before + part.gradient_after", "part.gradient_before")),
-        within("Forgetting.printed", ("part.risk_gradient + self._entropy_cost(part)", "part.risk_gradient")),
-        within("Forgetting.second_form", ("2 * self._entropy_cost(part)", "self._entropy_cost(part)")),
-        within("Forgetting.entropy_lipschitz", ("max(c) ** 2", "max(c)")),
+        within("ForgettingBound.corrected", ("part.gradient_before + part.gradient_after", "part.gradient_before")),
+        within("ForgettingBound.printed", ("part.risk_gradient + self._entropy_cost(part)", "part.risk_gradient")),
+        within("ForgettingBound.second_form", ("2 * self._entropy_cost(part)", "self._entropy_cost(part)")),
+        within("ForgettingBound.entropy_lipschitz", ("max(c) ** 2", "max(c)")),
         within(
-            "Forgetting._entropy_cost",
+            "ForgettingBound._entropy_cost",
             ("2 * self.weight * self.entropy_lipschitz", "self.weight * self.entropy_lipschitz"),
             ("math.sqrt(segment.deviation)", "segment.deviation"),
         ),
         within(
-            "Forgetting._over_convexity",
+            "ForgettingBound._over_convexity",
             ("all(mu > 0 for mu in mus)", "any(mu > 0 for mu in mus)"),
             (
                 "(top / mu for top, mu in zip(numerators, mus, strict=True))",
@@ -438,7 +438,7 @@ NUMBERS = [
             "choose_noise", ("STEP_DOWN ** (1 - rung)", "STEP_DOWN ** (-rung)"), ("kl + choice_cost(rung, len(FAMILIES))", "kl")
         ),
         within(
-            "Search.tolerated",
+            "NoiseSearch.tolerated",
             ("self.error + TOLERATED", "TOLERATED"),
             ("min(stood, key=lambda noise: noise.kl, default=None)", "max(stood, key=lambda noise: noise.kl, default=None)"),
         ),
@@ -487,7 +487,7 @@ NUMBERS = [
     *of(
         "lab/report/kept.py",
         "test_keep.py",
-        within("Line.read", ("seal == f'{Digest().add(body)}\"}}'.encode()", "True")),
+        within("KeptRun.read", ("seal == f'{Digest().add(body)}\"}}'.encode()", "True")),
         within("_split", ('"" if folder in known else folder', "folder")),
         within("find_line", ("line.folder == name", "True")),
     ),

@@ -54,7 +54,7 @@ def test_the_updates_of_a_batch_are_the_inner_steps_images(inner: str, updates: 
         assert len(set(memory)) > 1, "each update draws anew"
 
 
-def test_views_are_shared_out_there_and_back() -> None:
+def test_views_are_dealt_to_groups_in_snake_order() -> None:
     """The update of each view, by its place: with two updates the first has the first and the last of four."""
     engine, stream = toy_engine("multi_update(mose(n_recall=8), updates=2)"), toy_stream(batch=6)
     feed(engine, stream, until=5)

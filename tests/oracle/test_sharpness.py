@@ -76,6 +76,6 @@ def test_the_loss_is_the_mean_over_images_and_heads() -> None:
 
 def test_of_a_run_that_kept_its_weights(tmp_path: Path) -> None:
     config = RunConfig(method="er", net="mlp(width=8, depth=2)", memory=20, stream="split-digits(size=8)", steps=10, device="cpu")
-    folder = Work.new(config, tmp_path).carry_out()
+    folder = Work.new(config, tmp_path).run()
     assert of_run(folder) == of_run(folder)
     assert np.isfinite(of_run(folder))

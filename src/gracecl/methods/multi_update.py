@@ -73,9 +73,7 @@ class MultiUpdate(Wrapper):
         groups, parts = self.shares(1 if rows.views is None else len(rows.views))
         parts, place = min(parts, images), turn // groups
         mine = slice(place, None, parts) if place < parts else slice(0)
-        views = rows.views and tuple(
-            view for place, view in enumerate(rows.views) if there_and_back(place, groups) == turn % groups
-        )
+        views = rows.views and tuple(view for place, view in enumerate(rows.views) if snake_group(place, groups) == turn % groups)
         return replace(rows, stream=rows.stream[mine], slots=rows.slots[mine], views=views)
 
     def shares(self, views: int) -> tuple[int, int]:
@@ -88,7 +86,7 @@ class MultiUpdate(Wrapper):
         return fewer, self.updates // fewer
 
 
-def there_and_back(place: int, groups: int) -> int:
-    """0, 1, 2, 2, 1, 0, 0, 1, …: the group of each view in turn, first and last together."""
+def snake_group(place: int, groups: int) -> int:
+    """Return the group of the view at `place`: 0, 1, 2, 2, 1, 0, 0, 1, …, so that groups mix early and late views."""
     row, column = divmod(place, groups)
     return groups - 1 - column if row % 2 else column

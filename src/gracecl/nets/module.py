@@ -214,7 +214,7 @@ def lone_values_allowed(model: nn.Module, batch: int) -> Iterator[None]:
 # The dry run, and what follows from it.
 
 
-class Run(NamedTuple):
+class DryRun(NamedTuple):
     """What a forward on an example did."""
 
     x: Tensor
@@ -224,7 +224,7 @@ class Run(NamedTuple):
     """what each of them returned last"""
 
 
-def dry_run(model: nn.Module, example: Tensor | Sequence[int] | None) -> Run:
+def dry_run(model: nn.Module, example: Tensor | Sequence[int] | None) -> DryRun:
     """A forward on two copies of the example, in evaluation mode; every part of the model is afterwards in the mode it was in."""
     weight = next(model.parameters(), torch.empty(0))
     reasons = []
@@ -272,8 +272,8 @@ def guesses(model: nn.Module) -> list[tuple[int, ...]]:
     return []
 
 
-def watched(model: nn.Module, x: Tensor) -> Run:
-    run = Run(x, [], {})
+def watched(model: nn.Module, x: Tensor) -> DryRun:
+    run = DryRun(x, [], {})
 
     def note(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -303,7 +303,7 @@ def tensor_of(output: Any) -> Tensor:
     return output
 
 
-def readable(run: Run, name: str) -> Tensor:
+def readable(run: DryRun, name: str) -> Tensor:
     """The features that a module gave, if they are some."""
     output = run.outputs[name]
     try:
@@ -318,7 +318,7 @@ def readable(run: Run, name: str) -> Tensor:
     return tensor
 
 
-def is_readable(run: Run, name: str) -> bool:
+def is_readable(run: DryRun, name: str) -> bool:
     try:
         readable(run, name)
     except UserError:
@@ -326,7 +326,7 @@ def is_readable(run: Run, name: str) -> bool:
     return True
 
 
-def choose_pool(model: nn.Module, run: Run, name: str, output: Tensor, pool: Pool) -> str:
+def choose_pool(model: nn.Module, run: DryRun, name: str, output: Tensor, pool: Pool) -> str:
     """How a tap makes vectors of what its module returns."""
     if output.ndim == 2:
         return "vector"
@@ -345,7 +345,7 @@ def choose_pool(model: nn.Module, run: Run, name: str, output: Tensor, pool: Poo
     return "class" if has_class_token else "mean"
 
 
-def named(model: nn.Module, run: Run, names: list[str]) -> list[str]:
+def named(model: nn.Module, run: DryRun, names: list[str]) -> list[str]:
     """The names, checked, in the order in which the modules finish."""
     if not names:
         raise UserError("at= names no module to tap; leave it out to have evenly spaced blocks tapped")
@@ -371,7 +371,7 @@ def evenly_spaced(places: list[str], taps: int) -> list[str]:
     return [places[math.ceil((number + 1) * len(places) / taps) - 1] for number in range(taps)]
 
 
-def last_place(run: Run) -> dict[str, int]:
+def last_place(run: DryRun) -> dict[str, int]:
     return {name: place for place, name in enumerate(run.finished)}
 
 
@@ -394,7 +394,7 @@ def optional_package(name: str, extra: str, what: str) -> ModuleType:
 # Blocks.
 
 
-def found_blocks(model: nn.Module, run: Run) -> list[str]:
+def found_blocks(model: nn.Module, run: DryRun) -> list[str]:
     """The blocks or stages that most of the model's layers are in, in the order in which they finish.
 
     Children of one module are a list of blocks if they hold at least half of the layers that ran. The outermost list of at least
@@ -413,7 +413,7 @@ def found_blocks(model: nn.Module, run: Run) -> list[str]:
     return next((places for places in lists if len(places) >= STAGES), max(lists, key=len))
 
 
-def blocks_of(model: nn.Module, run: Run, parent: str, head: str) -> dict[str, str]:
+def blocks_of(model: nn.Module, run: DryRun, parent: str, head: str) -> dict[str, str]:
     """`{where to tap: the block's layer or the block}` of a module's children.
 
     Children with layers inside are blocks. Where there is at most one, each child that is a layer begins a block that lasts until
@@ -445,7 +445,7 @@ def is_layer(module: nn.Module) -> bool:
     return not list(module.children()) and any(weight.ndim > 1 for weight in module.parameters(recurse=False))
 
 
-def gives_the_result(model: nn.Module, run: Run, name: str) -> bool:
+def gives_the_result(model: nn.Module, run: DryRun, name: str) -> bool:
     """Whether a linear layer's output is what the model returns."""
     if not isinstance(model.get_submodule(name), nn.Linear) or not is_readable(run, ""):
         return False

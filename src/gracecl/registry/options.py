@@ -29,18 +29,18 @@ ALIASES = {"buffer_size": "memory"}
 """what other libraries call an option"""
 OPTIMIZER = "adam(lr=0.001, weight_decay=0.0001)"
 OF_THE_DATA = "data"
-WITHOUT_RESULT = ("checkpoint_every", "snapshots")
-"""options that change no result"""
-CAME_LATER = {"normalise": OF_THE_DATA, "plugin_code": None}
-"""settings that older runs lack: at this value they leave the name of a run's folder as it was, so that the run is found again"""
+NO_EFFECT_ON_RESULTS = ("checkpoint_every", "snapshots")
+"""options that do not change results"""
+ADDED_LATER = {"normalise": OF_THE_DATA, "plugin_code": None}
+"""settings that older runs lack; at these values they are left out of the folder's hash, so that older runs are found"""
 
 
 @dataclass(frozen=True)
 class LearnerOptions:
-    """What a run and an embedded learner have in common."""
+    """Options that a run and an embedded learner share."""
 
-    told_of_as: ClassVar[str] = "the learner"
-    """in errors about its values"""
+    error_name: ClassVar[str] = "the learner"
+    """subject of errors about its values"""
 
     method: str = "grace"
     """an expression such as grace(er(n_recall=64)); grace alone is grace(mose()), the paper's system"""
@@ -74,14 +74,14 @@ class LearnerOptions:
                 "register a function that makes your module (gracecl.registry.nets.register, see docs/nets.md), "
                 "or give it heads with gracecl.tap in a loop of your own"
             )
-        spec.check_fields(self, self.told_of_as)
+        spec.check_fields(self, self.error_name)
 
 
 @dataclass(frozen=True)
 class RunOptions(LearnerOptions):
-    """Also the stream that is learned from, and how often to look."""
+    """Options of a run: a learner's, the stream, and how often to evaluate and save."""
 
-    told_of_as: ClassVar[str] = "the run"
+    error_name: ClassVar[str] = "the run"
 
     stream: str = "split-cifar100"
     """an expression such as "split-cifar100(tasks=5, classes='0-19')" """
@@ -98,19 +98,19 @@ class RunOptions(LearnerOptions):
 
 
 def run_name(settings: Mapping[str, Any]) -> str:
-    """`<hash>/<seed>`, which names a run: the end of its folder's path, and what its files say that they belong to.
+    """Return a run's name, `<hash>/<seed>`: the end of its folder's path, which its files repeat.
 
-    The hash tells configurations apart, whatever their seed. A setting that is not given has its default.
+    The hash identifies the configuration without its seed. A missing setting has its default.
     """
-    known = {field.name: field.default for field in dataclasses.fields(RunOptions)} | CAME_LATER
-    values = {name: settings.get(name, default) for name, default in known.items() if name not in ("seed", *WITHOUT_RESULT)}
-    identity = {name: value for name, value in values.items() if name not in CAME_LATER or value != CAME_LATER[name]}
+    known = {field.name: field.default for field in dataclasses.fields(RunOptions)} | ADDED_LATER
+    values = {name: settings.get(name, default) for name, default in known.items() if name not in ("seed", *NO_EFFECT_ON_RESULTS)}
+    identity = {name: value for name, value in values.items() if name not in ADDED_LATER or value != ADDED_LATER[name]}
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
     return f"{digest}/{settings['seed']}"
 
 
 def sentences(kind: type[LearnerOptions]) -> Mapping[str, str]:
-    """The text below each field, of a class and those it is made of."""
+    """Return the docstring below each field of a class and its bases."""
     found: dict[str, str] = {}
     for part in reversed(kind.__mro__[:-1]):
         [body] = ast.parse(textwrap.dedent(inspect.getsource(part))).body
@@ -123,7 +123,7 @@ def sentences(kind: type[LearnerOptions]) -> Mapping[str, str]:
 
 
 def docstring(thing: Any) -> str:
-    """The text of a function or a class, also where Python leaves it out (PYTHONOPTIMIZE=2)."""
+    """Return the docstring of a function or class, even where Python drops it (PYTHONOPTIMIZE=2)."""
     if thing.__doc__ is None:
         [definition] = ast.parse(textwrap.dedent(inspect.getsource(thing))).body
         assert isinstance(definition, ast.FunctionDef | ast.ClassDef)
@@ -134,9 +134,9 @@ def docstring(thing: Any) -> str:
 def takes(
     kind: type[LearnerOptions], *, leave_out: Sequence[str] = ("method",), open_ended: Mapping[str, str] | None = None
 ) -> Callable[[F], F]:
-    """Gives a function with `**options` the options of a kind: in its signature, and with their sentences in its docstring.
+    """Decorate a function with `**options`: add the options of `kind` to its signature and docstring.
 
-    Those in `open_ended` have the default None there; its text says what None stands for.
+    Options in `open_ended` get the default None; its text says what None means.
     """
     unset = open_ended or {}
 
@@ -163,7 +163,7 @@ def takes(
 
 
 def by_name(kind: type[LearnerOptions], options: Mapping[str, Any], beside: Sequence[str], of: str) -> dict[str, Any]:
-    """Options under the names of a kind's fields, whichever of their names they came by; `beside` are others that `of` takes."""
+    """Return options by field name, with aliases resolved; refuse names that neither `kind` has nor `beside` lists."""
     names = [field.name for field in dataclasses.fields(kind) if field.name != "method"]
     named: dict[str, Any] = {}
     for option, value in options.items():

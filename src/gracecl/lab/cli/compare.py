@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gracecl.lab.cli.ending import tell
+from gracecl.lab.cli.output import print_damaged
 from gracecl.terminal import print_out, print_table
 
 
@@ -46,4 +46,4 @@ def compare(
     if out is not None:
         comparing.write(out, found, over)
         print_out(f"{out / 'compare.md'}, compare.json and compare.png hold it")
-    return tell(list(dict.fromkeys(damaged)))
+    return print_damaged(list(dict.fromkeys(damaged)))

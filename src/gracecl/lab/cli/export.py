@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from gracecl.errors import UserError
-from gracecl.lab.cli.ending import tell
+from gracecl.lab.cli.output import print_damaged
 from gracecl.lab.cli.values import only_run
 from gracecl.terminal import print_out
 
@@ -29,7 +29,7 @@ def export(source: str, file: Path, /, what: Literal["runs", "evaluations", "ste
 
         damaged: list[str] = []
         print_out(f"{write_table(find_runs(folder, damaged), file, what, rule):,} rows are in {file}")
-        return tell(damaged)
+        return print_damaged(damaged)
     from gracecl.lab.runs.export import MODELS, export_run
 
     if file.suffix not in MODELS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gracecl.lab.cli.ending import tell
+from gracecl.lab.cli.output import print_damaged
 from gracecl.terminal import print_out
 
 
@@ -24,4 +24,4 @@ def keep(folder: Path, to: Path, /, every: int = 50) -> int:
 
     kept, damaged = keep_runs(folder, to, every)
     print_out(f"{len(kept)} runs are kept in {to / KEPT}")
-    return tell(damaged)
+    return print_damaged(damaged)

@@ -1,4 +1,4 @@
-"""The command `gracecl`: its verbs, its exit codes, and what it says when something goes wrong.
+"""The command `gracecl`: its verbs, exit codes and error messages.
 
 Heavy modules are imported by the verb that needs them, so that `--help` answers at once.
 """
@@ -56,7 +56,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "minibatch_size": ("64", 'how many images are replayed is the method\'s; write "er(n_recall={})"'),
     "n_epochs": ("5", "passes over each task are --epochs {}"),
 }
-"""options of other libraries: a value for an example, and what to write here"""
+"""options of other libraries: an example value, and what to write instead"""
 
 
 def main() -> None:
@@ -65,13 +65,13 @@ def main() -> None:
     plain_cautions()
     code = call(sys.argv[1:])
     if why := lost_output():
-        print_err(f"gracecl: standard output could not be written ({why}); what was to be made is made")
+        print_err(f"gracecl: standard output could not be written ({why}); all files were written")
         code = code or 2
     sys.exit(code)
 
 
 def call(arguments: Sequence[str]) -> int:
-    """Runs the command and returns its exit code: 0, 1 for a fault, 2 for a mistake the user can mend, 130 when interrupted."""
+    """Run the command and return its exit code: 0, 1 for a crash, 2 for an error the user can fix, 130 when interrupted."""
     if not arguments:
         print_err(overview())
         return 2
@@ -90,11 +90,11 @@ def call_verb(verb: str, *arguments: str) -> int | None:
         check_known_here(verb, argument, arguments[place + 1 : place + 2])
     check_lists_given_once(verb, arguments)
     with usable_width():
-        return tyro.cli(one_default_each(verb), prog=f"gracecl {verb}", args=[in_our_words(argument) for argument in arguments])
+        return tyro.cli(one_default_each(verb), prog=f"gracecl {verb}", args=[canonical_option(argument) for argument in arguments])
 
 
 def check_known_here(verb: str, argument: str, next_ones: Sequence[str]) -> None:
-    """Refuses an option that other libraries have, with the words for it here."""
+    """Refuse an option of another library and name ours."""
     option, _, value = argument.partition("=")
     name = option.removeprefix("--").replace("-", "_") if option.startswith("--") else ""
     if name not in ELSEWHERE or name in inspect.signature(VERBS[verb]).parameters:
@@ -105,7 +105,7 @@ def check_known_here(verb: str, argument: str, next_ones: Sequence[str]) -> None
 
 
 def check_lists_given_once(verb: str, arguments: Sequence[str]) -> None:
-    """Refuses a second `--plugin`, `--log`, …: the parser would forget the values of the first."""
+    """Refuse a second `--plugin`, `--log`, …: the parser would drop the values of the first."""
     hints = typing.get_type_hints(VERBS[verb])
     given = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
     for option in given:
@@ -118,7 +118,7 @@ def check_lists_given_once(verb: str, arguments: Sequence[str]) -> None:
 
 @cache
 def one_default_each(verb: str) -> Callable[..., int | None]:
-    """A verb whose help does not add a default to one that its text tells, nor an empty one."""
+    """Return a verb whose help states each default once, and no empty ones."""
     import tyro
 
     function = VERBS[verb]
@@ -135,15 +135,15 @@ def one_default_each(verb: str) -> Callable[..., int | None]:
     return function
 
 
-def in_our_words(argument: str) -> str:
-    """`--memory=50` for `--buffer-size=50`; all else is as it was."""
+def canonical_option(argument: str) -> str:
+    """Replace an alias by the option's own name: `--memory=50` for `--buffer-size=50`."""
     option, equals, value = argument.partition("=")
     name = ALIASES.get(option.removeprefix("--").replace("-", "_")) if option.startswith("--") else None
     return argument if name is None else f"--{name.replace('_', '-')}{equals}{value}"
 
 
 def exit_code(program: str, work: Callable[[], int | None]) -> int:
-    """Does the work of a program; what goes wrong is told in one sentence after the program's name."""
+    """Call `work` and return its exit code; print an error as one sentence after the program's name."""
     try:
         return work() or 0
     except KeyboardInterrupt as stop:
@@ -159,7 +159,7 @@ def exit_code(program: str, work: Callable[[], int | None]) -> int:
 
 
 def overview() -> str:
-    """What `gracecl --help` prints. The parser that explains each verb takes a while to load and is not needed for it."""
+    """Return the text of `gracecl --help`, without loading the parser, which is slow."""
     lines = [f"  {verb:<8} {(function.__doc__ or '').splitlines()[0]}" for verb, function in VERBS.items()]
     return "\n".join(
         [

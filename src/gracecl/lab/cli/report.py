@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gracecl.errors import UserError
-from gracecl.lab.cli.ending import show, tell
+from gracecl.lab.cli.output import print_damaged, print_report
 
 
 def report(
@@ -47,5 +47,5 @@ def report(
     if not runs and not damaged:
         raise UserError(f"there is no run in {' or '.join(map(str, folders))} or below; give what was given as --out")
     if runs:
-        show(out or folders[0], runs, kinds, columns, paper)
-    return tell(damaged)
+        print_report(out or folders[0], runs, kinds, columns, paper)
+    return print_damaged(damaged)

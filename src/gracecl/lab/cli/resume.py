@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from gracecl.errors import UserError
-from gracecl.lab.cli.ending import conclude, tell
-from gracecl.lab.cli.values import Views, number_of
+from gracecl.lab.cli.output import conclude, print_damaged
+from gracecl.lab.cli.values import Trackers, number_of
 from gracecl.registry.plugins import found as found_plugins
 
 
-def resume(folder: Path, /, data: Path | None = None, plugin: tuple[str, ...] = (), log: Views = (), jobs: str = "auto") -> int:
+def resume(folder: Path, /, data: Path | None = None, plugin: tuple[str, ...] = (), log: Trackers = (), jobs: str = "auto") -> int:
     """Continue every unfinished run in a folder or below it.
 
     Args:
@@ -35,7 +35,7 @@ def resume(folder: Path, /, data: Path | None = None, plugin: tuple[str, ...] = 
             works.append(Work.begun(run, data, plugins))
         except UserError as error:
             damaged.append(str(error))
-    code = tell(damaged)
+    code = print_damaged(damaged)
     if not works:
         return code
     with logs.logging(works, folder, log):

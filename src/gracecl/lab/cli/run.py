@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gracecl.errors import UserError
-from gracecl.lab.cli.ending import conclude
-from gracecl.lab.cli.values import Views, number_of, seeds_of, with_plugins
+from gracecl.lab.cli.output import conclude
+from gracecl.lab.cli.values import Trackers, number_of, seeds_of, with_plugins
 from gracecl.registry.options import RunOptions, takes
 from gracecl.terminal import print_err
 
@@ -29,7 +29,7 @@ def run(
     out: Path = Path("runs"),
     data: Path | None = None,
     plugin: tuple[str, ...] = (),
-    log: Views = (),
+    log: Trackers = (),
     jobs: str = "auto",
     threads: int | None = None,
     **options: Any,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gracecl.errors import UserError
-from gracecl.lab.cli.ending import tell, verdict
-from gracecl.lab.cli.values import Views, number_of, seeds_of, with_plugins
+from gracecl.lab.cli.output import print_damaged, print_unfinished
+from gracecl.lab.cli.values import Trackers, number_of, seeds_of, with_plugins
 from gracecl.registry.plugins import in_use
 from gracecl.terminal import print_out
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gracecl.lab.runs.run import Work
 
 NAMED = 8
-"""runs that are not finished which --as-is names one by one"""
+"""most unfinished runs that --as-is names one by one"""
 
 
 @with_plugins
@@ -32,7 +32,7 @@ def study(
     out: Path | None = None,
     data: Path | None = None,
     plugin: tuple[str, ...] = (),
-    log: Views = (),
+    log: Trackers = (),
     jobs: str = "auto",
     threads: int | None = None,
     dry_run: bool = False,
@@ -85,7 +85,7 @@ def study(
     for place, count in taken.items():
         print_out(f"{count} finished runs are taken from {place}")
     if dry_run:
-        return tell_plan(works, number_of(jobs) or os.cpu_count() or 1)
+        return print_plan(works, number_of(jobs) or os.cpu_count() or 1)
     with logs.logging(works, folder, () if as_is else log):
         outcomes = [] if as_is else run_all(works, number_of(jobs), threads)
     beside = {work.folder: run.paper for work, run in zip(works, planned, strict=True)}
@@ -107,11 +107,11 @@ def study(
         if len(missing) > NAMED:
             print_out(f"and {len(missing) - NAMED} more; --dry-run tells what each would take")
         print_out(f"{folder / found.name}.md and {folder / found.name}.json hold the table ({len(finished)} of {len(works)} runs)")
-    return verdict(outcomes) or tell(damaged)
+    return print_unfinished(outcomes) or print_damaged(damaged)
 
 
-def tell_plan(works: Sequence[Work], jobs: int) -> int:
-    """Prints what is left of a study and what it would take, a line per configuration as it is measured."""
+def print_plan(works: Sequence[Work], jobs: int) -> int:
+    """Print what is left of a study and its estimated cost, a line per configuration as it is measured."""
     from gracecl.lab.studies import plan
 
     found = []

@@ -12,12 +12,12 @@ from gracecl.registry.plugins import in_use
 from gracecl.registry.spec import LONGEST_NUMBER, parse_numbers
 
 F = TypeVar("F", bound=Callable[..., Any])
-Views = tuple[Literal["tensorboard", "wandb", "mlflow"], ...]
-"""what --log takes"""
+Trackers = tuple[Literal["tensorboard", "wandb", "mlflow"], ...]
+"""values of --log"""
 
 
 def with_plugins(verb: F) -> F:
-    """Decorator: the verb has the plugins that its option names in use, and receives names of them that hold in any folder."""
+    """Decorate a verb: activate the plugins of its option, and pass it their names in a form valid in any folder."""
 
     @functools.wraps(verb)
     def within(*arguments: Any, plugin: tuple[str, ...] = (), **options: Any) -> Any:
@@ -28,7 +28,7 @@ def with_plugins(verb: F) -> F:
 
 
 def only_run(folder: Path) -> Path:
-    """The run that a folder is, or the only one below it."""
+    """Return the run in a folder, or the only one below it."""
     from gracecl.lab.report import find_begun
 
     found = find_begun(folder)
@@ -38,7 +38,7 @@ def only_run(folder: Path) -> Path:
 
 
 def number_of(jobs: str) -> int | None:
-    """What --jobs asks for; None leaves the choice to us."""
+    """Parse --jobs; None for auto."""
     if jobs == "auto":
         return None
     if not jobs.isdecimal() or not jobs.strip("0"):
@@ -47,7 +47,7 @@ def number_of(jobs: str) -> int | None:
 
 
 def seeds_of(text: str) -> list[int]:
-    """What --seeds asks for, each once."""
+    """Parse --seeds; each seed once."""
     numbers = list(dict.fromkeys(parse_numbers(text, "--seeds")))
     if not numbers:
         raise UserError(f"--seeds '{text}' names none; write for example 0-4 or 0,3,7")

@@ -27,7 +27,7 @@ FILES_CACHED = 64
 
 
 @dataclass(frozen=True)
-class Line:
+class KeptRun:
     """A line of such a file."""
 
     file: Path
@@ -63,7 +63,7 @@ def line_of(folder: PurePosixPath, parts: dict[str, Any]) -> bytes:
     return body + f'{SEAL}{Digest().add(body)}"}}\n'.encode()
 
 
-def lines_in(file: Path) -> tuple[Line, ...]:
+def lines_in(file: Path) -> tuple[KeptRun, ...]:
     """The lines of a file; none if it is not there."""
     if not file.is_file():
         return ()
@@ -72,14 +72,14 @@ def lines_in(file: Path) -> tuple[Line, ...]:
 
 
 @functools.lru_cache(FILES_CACHED)
-def _split(file: Path, _: tuple[int, ...]) -> tuple[Line, ...]:
+def _split(file: Path, _: tuple[int, ...]) -> tuple[KeptRun, ...]:
     """Read a file once for as long as it stays the same: a study looks for each of its runs in all of them."""
     lines, known = [], set[str]()
     for number, data in enumerate(read_file(file).split(b"\n"), start=1):
         if data.strip():
             folder = _folder_in(data)
             # The second line of one run would be counted as another seed.
-            lines.append(Line(file, number, "" if folder in known else folder, data))
+            lines.append(KeptRun(file, number, "" if folder in known else folder, data))
             known.add(folder)
     return tuple(lines)
 
@@ -95,7 +95,7 @@ def _folder_in(data: bytes) -> str:
     return "" if place.is_absolute() or ".." in place.parts else str(place)
 
 
-def find_line(folder: Path) -> Line | None:
+def find_line(folder: Path) -> KeptRun | None:
     """The line of the run that would have this folder, in a file of one of the folders above it."""
     for above in folder.parents:
         if lines := lines_in(above / KEPT):
@@ -105,7 +105,7 @@ def find_line(folder: Path) -> Line | None:
     return None
 
 
-def find_lines(root: Path) -> list[Line]:
+def find_lines(root: Path) -> list[KeptRun]:
     """All lines of files in a folder and below."""
     return [line for at, _, names in os.walk(root) if KEPT in names for line in lines_in(Path(at) / KEPT)]
 

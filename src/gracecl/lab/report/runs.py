@@ -21,7 +21,7 @@ import numpy.typing as npt
 from gracecl.errors import UserError
 from gracecl.files import Written, noted_in, parse_json, read_file, read_note, read_sealed
 from gracecl.functional.metrics import ANYTIME_METRICS, MATRIX_METRICS, Array, aaa, seen_rows
-from gracecl.lab.report.kept import KEPT, Line, find_line, find_lines, in_order
+from gracecl.lab.report.kept import KEPT, KeptRun, find_line, find_lines, in_order
 from gracecl.registry.options import run_name
 
 Record = dict[str, Any]
@@ -34,7 +34,7 @@ LEFT_BY_RUNS = (RECORD, SUMMARY, CHECKPOINT)
 IMPORTED = "imported"
 """the folder above a result that others made, in the place of a configuration's hash"""
 PUT_BACK = "put it back from a copy, or delete the run's folder and run it again"
-Place = Path | Line
+Place = Path | KeptRun
 """where a run is: its folder, or a line of a file"""
 REQUIRED_SETTINGS = ("method", "stream", "seed", "rule")
 REQUIRED_FIELDS = {
@@ -245,7 +245,7 @@ def read_run(path: str | Place, record: Written | None = None) -> Run:
     The configuration must be that of the folder, and every file must be of this configuration. The record must be the one that is
     given, or else the one that the run was finished with.
     """
-    if isinstance(path, Line):
+    if isinstance(path, KeptRun):
         return _read_line(path)
     folder = Path(path)
     if line := line_for(folder):
@@ -261,12 +261,12 @@ def read_run(path: str | Place, record: Written | None = None) -> Run:
     return _assembled(folder, folder / TIMING, config, records, timing, plugins, record)
 
 
-def line_for(folder: Path) -> Line | None:
+def line_for(folder: Path) -> KeptRun | None:
     """The line that keeps the run of this folder; None where the folder itself holds something of it."""
     return None if any(_holds(folder / name) for name in (CONFIG, *LEFT_BY_RUNS)) else find_line(folder)
 
 
-def _read_line(line: Line) -> Run:
+def _read_line(line: KeptRun) -> Run:
     parts = line.read()
     _check_config(line.path, line, parts["config"])
     _check_owner(line, parts["summary"], parts["config"])
@@ -276,7 +276,7 @@ def _read_line(line: Line) -> Run:
 
 def _assembled(
     path: Path,
-    source: Path | Line,
+    source: Path | KeptRun,
     config: Record,
     records: list[Record],
     timing: Record,
@@ -312,7 +312,7 @@ def read_config(folder: Path) -> Record:
     return config
 
 
-def _check_config(folder: Path, file: Path | Line, config: Record) -> None:
+def _check_config(folder: Path, file: Path | KeptRun, config: Record) -> None:
     if missing := [name for name in REQUIRED_SETTINGS if name not in config]:
         raise UserError(f"{file} is not a run's: it lacks {', '.join(missing)}")
     if wrong := [name for name, fits in SETTINGS.items() if name in config and not fits(config[name])]:
@@ -369,7 +369,7 @@ def _record_of(folder: Path, config: Record) -> Written | None:
     return None
 
 
-def _check_owner(file: Path | Line, told: Record, config: Record) -> None:
+def _check_owner(file: Path | KeptRun, told: Record, config: Record) -> None:
     """Refuse a file that says it is another run's. One from before files named their run says less, or nothing."""
     own = {**{name: config[name] for name in REQUIRED_SETTINGS}, "run": run_name(config)}
     for name, value in own.items():
@@ -404,7 +404,7 @@ def find_any(root: str | Path) -> list[Place]:
     return _each_once(find_begun(root), find_lines(Path(root)))
 
 
-def _each_once(folders: Iterable[Path], lines: Iterable[Line]) -> list[Place]:
+def _each_once(folders: Iterable[Path], lines: Iterable[KeptRun]) -> list[Place]:
     """A run that has its folder still is read from there. A line that does not name its run stands for itself."""
     places: dict[Path, Place] = {line.path if line.folder else line.file / str(line.number): line for line in lines}
     places |= {folder: folder for folder in folders}

@@ -41,7 +41,7 @@ class Value(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Line:
+class MethodRow:
     """A method."""
 
     group: Group
@@ -56,12 +56,12 @@ class Line:
         return found
 
 
-def lines(groups: Sequence[Group], metrics: Sequence[str], column: Column | None = None) -> list[Line]:
+def lines(groups: Sequence[Group], metrics: Sequence[str], column: Column | None = None) -> list[MethodRow]:
     """A line per group, in their order."""
     values = {metric: [group.summarise(metric) for group in groups] for metric in metrics}
     places = {metric: _places(found, HIGHER_IS_BETTER[metric]) for metric, found in values.items()}
     return [
-        Line(
+        MethodRow(
             group,
             {
                 metric: Value(values[metric][at], column.value(group.method, metric) if column else None, place=places[metric][at])
@@ -73,13 +73,13 @@ def lines(groups: Sequence[Group], metrics: Sequence[str], column: Column | None
     ]
 
 
-def beside(found: Sequence[Line], metrics: Sequence[str]) -> list[str]:
+def beside(found: Sequence[MethodRow], metrics: Sequence[str]) -> list[str]:
     """The metrics that the paper has a number of, for at least one method."""
     return [metric for metric in metrics if any(line.values[metric].paper is not None for line in found)]
 
 
 def heads(metrics: Sequence[str], printed: Sequence[str], difference: str) -> list[str]:
-    """Those of `Line.entries`."""
+    """Those of `MethodRow.entries`."""
     return [head for metric in metrics for head in (heading(metric), *(("paper", difference) if metric in printed else ()))]
 
 
@@ -90,7 +90,7 @@ def _places(values: Sequence[Summary], higher_is_better: bool) -> list[int | Non
     return [known.index(value.mean) if value.mean in known[:2] else None for value in values]
 
 
-def latex(found: Sequence[Line], metrics: Sequence[str], caption: str, decimals: int = 1) -> str:
+def latex(found: Sequence[MethodRow], metrics: Sequence[str], caption: str, decimals: int = 1) -> str:
     """A booktabs table: the best in bold, the second underlined, the paper's value and the difference beside ours."""
 
     def show(metric: str, value: Value) -> Entry:
@@ -104,7 +104,7 @@ def latex(found: Sequence[Line], metrics: Sequence[str], caption: str, decimals:
     return Table(above, "l" + "r" * (len(above) - 1), rows, caption=caption).to_latex()
 
 
-def csv(found: Sequence[Line], metrics: Sequence[str]) -> str:
+def csv(found: Sequence[MethodRow], metrics: Sequence[str]) -> str:
     """One row per method; every number in full."""
     printed = beside(found, metrics)
     header = ["method", "rule", "seeds"]

@@ -1,16 +1,16 @@
-"""Many runs: side by side in processes of their own, or one after the other in this one.
+"""Execute many runs: in child processes side by side, or one after the other in this process.
 
-A `Carrier` carries runs out: `submit` takes one on, `endings` yields how each ended, as they end; a finished run is in its folder.
-To carry runs out elsewhere, write another.
+An `Executor` has two methods: `submit` queues a run, `outcomes` yields the outcome of each run as it ends. A finished run is in its
+folder. To execute runs elsewhere, write another executor.
 
 A small network gains little from a second thread, so two runs with one thread each get further in an hour than one after
 the other with two. Sums are split among threads, which shows in their last bits; a run therefore keeps the number it began with,
 and that number depends on the whole command, not on how much of it is still to do. Equal threads, equal bits, however many
 runs at once.
 
-A child is led through its standard input: each line is a run to carry out, and the end of the input is the order to save and
-stop. The input also ends when this process dies, however that happens, so no child outlives it. Children have a session of their
-own, where the Ctrl-C of a terminal does not reach them. They report on standard output, a line of JSON each time.
+A child reads runs from its standard input, one per line; the end of the input tells it to save and stop. The input also ends when
+this process dies, so no child outlives it. Children have their own session, where a terminal's Ctrl-C does not reach them. They
+report on standard output, in lines of JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import traceback
 from collections import deque
@@ -33,67 +32,63 @@ from queue import Empty, SimpleQueue
 from typing import IO, Any, Literal, Protocol
 
 from gracecl.errors import UserError, is_sentence, plain_cautions, sentence
-from gracecl.lab.runs import watch
+from gracecl.lab.runs import launch, watch
 from gracecl.lab.runs.run import Interrupted, RunConfig, Work, resume_command, stop_requests
 from gracecl.machine import MOST_THREADS
 
-CHILD = (
-    "import sys; sys.path[:] = sys.argv[1:]; from gracecl.lab.runs import launch; launch.keep_freed_memory(); "
-    "from gracecl.lab.runs.jobs import serve; serve()"
-)
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 SECONDS_BETWEEN_SIGNAL_CHECKS = 0.2
 SECONDS_FOR_LAST_WORDS = 1.0
 
 
 @dataclass(frozen=True)
-class Ending:
-    """How a run ended, and what there is to say about it if it did not finish."""
+class Outcome:
+    """Outcome of a run: finished, refused, crashed or stopped, with the error message."""
 
     work: Work
-    end: Literal["finished", "refused", "crashed", "stopped"] = "finished"
-    text: str = ""
+    status: Literal["finished", "refused", "crashed", "stopped"] = "finished"
+    message: str = ""
 
     def __str__(self) -> str:
         title = self.work.config.title
-        return f"{title}: finished" if self.end == "finished" else f"gracecl: {title}: {self.text}"
+        return f"{title}: finished" if self.status == "finished" else f"gracecl: {title}: {self.message}"
 
 
-def run_all(works: Sequence[Work], jobs: int | None = None, threads: int | None = None) -> list[Ending]:
-    """Carries out runs, so many at once with so many threads each, and tells how each of them ended, in their order.
+def run_all(works: Sequence[Work], jobs: int | None = None, threads: int | None = None) -> list[Outcome]:
+    """Execute runs, `jobs` at once with `threads` each, and return their outcomes in the order given.
 
-    A run that fails does not keep the others from their end, unless it is the only one: then its error is raised. Children know
-    what a run's plugins register, not what the calling program registered by itself.
+    A run that fails does not stop the others; the error of a single run is raised. Child processes know what a run's plugins
+    register, not what the calling program registered itself.
     """
     works = list({work.folder: work for work in works}.values())
     unfinished = [work for work in works if not work.finished]
     at_once, threads = share(works, jobs, threads, cores())
     if len(works) == 1:
-        works[0].carry_out(watch.LiveWatch(), threads)
-        return [Ending(works[0])]
+        works[0].run(watch.LiveWatch(), threads)
+        return [Outcome(works[0])]
     board = watch.Board(len(works), len(works) - len(unfinished))
     one_at_a_time = threads is None or min(at_once, len(unfinished)) < 2
-    carrier: Carrier = InTurn(threads, board) if one_at_a_time else SideBySide(at_once, threads or 1, board)
+    executor: Executor = SequentialExecutor(threads, board) if one_at_a_time else ProcessExecutor(at_once, threads or 1, board)
     for work in unfinished:
-        carrier.submit(work)
-    ended: dict[Path, Ending] = {}
-    with board.shown(), contextlib.closing(carrier.endings()) as endings:
-        for ending in endings:
-            ended[ending.work.folder] = ending
-            board.end(ending.work.folder, str(ending), ending.end == "finished")
-    return [ended.get(work.folder, Ending(work)) for work in works]
+        executor.submit(work)
+    ended: dict[Path, Outcome] = {}
+    with board.shown(), contextlib.closing(executor.outcomes()) as outcomes:
+        for outcome in outcomes:
+            ended[outcome.work.folder] = outcome
+            board.end(outcome.work.folder, str(outcome), outcome.status == "finished")
+    return [ended.get(work.folder, Outcome(work)) for work in works]
 
 
 def cores() -> int:
-    """Those this process may use."""
+    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def share(works: Sequence[Work], jobs: int | None, threads: int | None, cores: int) -> tuple[int, int | None]:
-    """How many runs at once and with how many threads each; None is the number that torch takes by itself.
+    """Return how many runs execute at once and the threads of each; None leaves the threads to torch.
 
-    Threads are dealt out over all runs of a command, also finished ones, so that the same command gives the same bits however
-    often it was interrupted. A number that the user set for every program ($OMP_NUM_THREADS) is kept.
+    Threads are shared among all runs of a command, finished ones included, so that the same command gives the same bits however
+    often it was interrupted. $OMP_NUM_THREADS is respected.
     """
     for option, number in (("--jobs", jobs), ("--threads", threads)):
         if number is not None and not 1 <= number <= MOST_THREADS:
@@ -110,18 +105,18 @@ def share(works: Sequence[Work], jobs: int | None, threads: int | None, cores: i
     return at_once, threads
 
 
-class Carrier(Protocol):
-    """Carries runs out, somewhere."""
+class Executor(Protocol):
+    """Execute runs."""
 
     def submit(self, work: Work) -> None:
-        """Takes on a run."""
+        """Queue a run."""
 
-    def endings(self) -> Generator[Ending, None, None]:
-        """How the runs ended, as they end, until none is left."""
+    def outcomes(self) -> Generator[Outcome, None, None]:
+        """Yield the outcome of each run as it ends, until none is left."""
 
 
-class InTurn:
-    """In this process, one after the other."""
+class SequentialExecutor:
+    """Execute runs in this process, one after the other."""
 
     def __init__(self, threads: int | None, board: watch.Board) -> None:
         self.threads, self.board = threads, board
@@ -130,35 +125,35 @@ class InTurn:
     def submit(self, work: Work) -> None:
         self.waiting.append(work)
 
-    def endings(self) -> Generator[Ending, None, None]:
+    def outcomes(self) -> Generator[Outcome, None, None]:
         while self.waiting:
             work = self.waiting.popleft()
             yield _attempt(work, watch.Reporter(partial(self.board.show, work.folder)), self.threads)
 
 
-def _attempt(work: Work, watching: watch.Watch, threads: int | None) -> Ending:
+def _attempt(work: Work, watching: watch.Watch, threads: int | None) -> Outcome:
     try:
-        work.carry_out(watching, threads)
+        work.run(watching, threads)
     except Exception as error:  # noqa: BLE001 (whatever it is, the other runs go on)
         if is_sentence(error):
-            return Ending(work, "refused", sentence(error))
-        return Ending(work, "crashed", traceback.format_exc().rstrip())
-    return Ending(work)
+            return Outcome(work, "refused", sentence(error))
+        return Outcome(work, "crashed", traceback.format_exc().rstrip())
+    return Outcome(work)
 
 
-class SideBySide:
-    """In processes of their own, so many at once with so many threads each."""
+class ProcessExecutor:
+    """Execute runs in child processes, `at_once` at a time with `threads` each."""
 
     def __init__(self, at_once: int, threads: int, board: watch.Board) -> None:
         self.at_once, self.threads, self.board = at_once, threads, board
         self.waiting: deque[Work] = deque()
-        self.taken_on: list[Work] = []
+        self.submitted: list[Work] = []
 
     def submit(self, work: Work) -> None:
         self.waiting.append(work)
-        self.taken_on.append(work)
+        self.submitted.append(work)
 
-    def endings(self) -> Generator[Ending, None, None]:
+    def outcomes(self) -> Generator[Outcome, None, None]:
         inbox: _Inbox = SimpleQueue()
         children: list[_Child] = []
         stopping = False
@@ -178,15 +173,15 @@ class SideBySide:
                     except Empty:
                         continue
                     if "progress" in message:
-                        self.board.show(child.work.folder, watch.Progress(**message["progress"]))
+                        self.board.show(child.work.folder, watch.RunProgress(**message["progress"]))
                     elif "said" in message:
                         self.board.say(f"{child.work.config.title}: {message['said']}")
                     elif "gone" in message:
                         children.remove(child)
-                    if ending := child.ending(message):
-                        if not (stopping and ending.end == "stopped"):
-                            yield ending
-                        if self.waiting and ending.end != "stopped":
+                    if outcome := child.outcome(message):
+                        if not (stopping and outcome.status == "stopped"):
+                            yield outcome
+                        if self.waiting and outcome.status != "stopped":
                             child.begin(self.waiting.popleft())
                         else:
                             child.dismiss()
@@ -195,7 +190,7 @@ class SideBySide:
                     child.dismiss()
                     child.process.kill()
                     child.process.wait()
-        if stopping and (left := [work.folder for work in self.taken_on if not work.finished]):
+        if stopping and (left := [work.folder for work in self.submitted if not work.finished]):
             begun = sum((folder / "config.json").exists() for folder in left)
             raise Interrupted(f"stopped (runs begun: {begun}, not begun: {len(left) - begun}); {_how_to_continue(left)}")
 
@@ -207,12 +202,12 @@ def _how_to_continue(folders: Sequence[Path]) -> str:
 
 
 class _Child:
-    """A process that carries out one run after the other, as seen from this side."""
+    """A child process that executes one run after the other, as the parent sees it."""
 
     def __init__(self, threads: int, inbox: _Inbox, work: Work) -> None:
         self.threads, self.inbox = threads, inbox
         self.process = subprocess.Popen(
-            [sys.executable, "-c", CHILD, *sys.path],
+            launch.child_command(__name__),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -228,27 +223,27 @@ class _Child:
 
     def begin(self, work: Work) -> None:
         self.work, self.busy = work, True
-        with contextlib.suppress(BrokenPipeError):  # that it is gone is told by `_listen`
+        with contextlib.suppress(BrokenPipeError):  # `_listen` reports that the child is gone
             self.orders.write(json.dumps(asdict(work) | {"threads": self.threads}, default=str) + "\n")
             self.orders.flush()
 
     def dismiss(self) -> None:
-        """The order to save and stop."""
+        """Tell the child to save and stop."""
         with contextlib.suppress(BrokenPipeError):
             self.orders.close()
 
-    def ending(self, message: dict[str, Any]) -> Ending | None:
-        """How the run in hand ended, if that is what the message says."""
-        if "end" in message:
+    def outcome(self, message: dict[str, Any]) -> Outcome | None:
+        """Return the outcome of the current run if the message reports it, else None."""
+        if "status" in message:
             self.busy = False
-            return Ending(self.work, message["end"], message["text"])
+            return Outcome(self.work, message["status"], message["text"])
         if "gone" not in message or not self.busy:
             return None
         code = self.process.returncode
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         if code == -signal.SIGKILL:
             how += " (when memory runs out the system does that: then take fewer --jobs)"
-        return Ending(self.work, "stopped", f"its process {how}; {_how_to_continue([self.work.folder])}")
+        return Outcome(self.work, "stopped", f"its process {how}; {_how_to_continue([self.work.folder])}")
 
     def _listen(self, reports: IO[str], words: IO[str]) -> None:
         relay = threading.Thread(target=self._relay, args=(words,), daemon=True)
@@ -272,14 +267,14 @@ _Inbox = SimpleQueue[tuple[_Child, dict[str, Any]]]
 
 
 def serve() -> None:
-    """What a child does all its life."""
+    """Execute the runs that arrive on standard input: the main function of a child process."""
     reports = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
     os.dup2(2, 1)  # whatever else is printed must not be taken for a report
     plain_cautions()
     orders: SimpleQueue[bytes] = SimpleQueue()
 
     def tell(**message: Any) -> None:
-        with contextlib.suppress(BrokenPipeError):  # nobody listens any more, and the order to stop is on its way
+        with contextlib.suppress(BrokenPipeError):  # the parent is gone, and the end of the input follows
             reports.write(json.dumps(message) + "\n")
             reports.flush()
 
@@ -300,6 +295,6 @@ def serve() -> None:
         try:
             outcome = _attempt(work, watch.Reporter(lambda progress: tell(progress=asdict(progress))), order["threads"])
         except Interrupted as stop:
-            tell(end="stopped", text=str(stop))
+            tell(status="stopped", text=str(stop))
             return
-        tell(end=outcome.end, text=outcome.text)
+        tell(status=outcome.status, text=outcome.message)

@@ -1,22 +1,33 @@
-"""A setting of the process that makes steps of wide nets on a CPU cheaper. The command makes it before anything else.
+"""Set up a process before torch is loaded, and start child processes with the same setup.
 
-A program that embeds the library may call `keep_freed_memory()` at its top, too.
+`keep_freed_memory()` makes steps of wide nets cheaper on a CPU. A program that embeds the library may call it at its top too.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import sys
 
 MMAP_MAX, TRIM_THRESHOLD, TOP_PAD = -4, -1, -2
 """parameters of glibc's mallopt"""
+CHILD = (
+    "import importlib, sys; module, *sys.path[:] = sys.argv[1:]; from gracecl.lab.runs import launch; "
+    "launch.keep_freed_memory(); importlib.import_module(module).serve()"
+)
+"""program of a child process"""
+
+
+def child_command(module: str) -> list[str]:
+    """Return the command line of a child process that calls `serve()` of a module, with this process's import path."""
+    return [sys.executable, "-c", CHILD, module, *sys.path]
 
 
 def keep_freed_memory() -> None:
-    """Freed memory is kept for the next step, so that the process stays at its largest size.
+    """Keep freed memory for the next step; the process then stays at its largest size.
 
-    By default glibc gives every large block back to the system, which hands out and clears each page anew at every step. What the
-    user set in the environment stays as it is.
+    By default glibc returns every large block to the system, which clears each page again at every step. Settings in the user's
+    environment take precedence.
     """
     chosen_by_user = any(name in ("GLIBC_TUNABLES", "LD_PRELOAD") or name.startswith("MALLOC_") for name in os.environ)
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none

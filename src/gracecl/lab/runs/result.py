@@ -149,7 +149,7 @@ def run(
         work = Work.new(config, root, data, code.names)
         try:
             with logs.logging([work], root, views):
-                folder = work.carry_out(LiveWatch() if progress else Watch(), threads)
+                folder = work.run(LiveWatch() if progress else Watch(), threads)
         except Interrupted:
             if out is not None:
                 raise

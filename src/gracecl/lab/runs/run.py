@@ -32,7 +32,7 @@ from gracecl.lab.runs.trainer import Trainer
 from gracecl.lab.runs.watch import Watch
 from gracecl.machine import check_threads, forget_peak, peak_memory
 from gracecl.registry import spec
-from gracecl.registry.options import WITHOUT_RESULT, Layout, RunOptions, run_name
+from gracecl.registry.options import NO_EFFECT_ON_RESULTS, Layout, RunOptions, run_name
 from gracecl.registry.plugins import Code, Files, changed, digest_of, in_use
 from gracecl.streams import Stream
 
@@ -123,7 +123,7 @@ class Work:
         except (OSError, UserError):
             return None
 
-    def carry_out(self, watch: Watch | None = None, threads: int | None = None) -> Path:
+    def run(self, watch: Watch | None = None, threads: int | None = None) -> Path:
         """To its end from the last checkpoint, or from the beginning if there is none; `threads` are for a run that begins."""
         try:
             make_folder(self.folder)
@@ -173,12 +173,12 @@ class Interrupted(KeyboardInterrupt):
 
 def run(config: RunConfig, out: Path, data_root: str | Path | None = None, watch: Watch | None = None) -> Path:
     """Runs a configuration to its end, continuing where an earlier attempt stopped, and returns its folder."""
-    return Work.new(config, out, data_root).carry_out(watch)
+    return Work.new(config, out, data_root).run(watch)
 
 
 def resume(folder: Path, data_root: str | Path | None = None, watch: Watch | None = None) -> Path:
     """Continues the run in a folder from its last checkpoint, or from the beginning if there is none."""
-    return Work.begun(folder, data_root).carry_out(watch)
+    return Work.begun(folder, data_root).run(watch)
 
 
 def build(config: RunConfig, record: Path, data_root: str | Path | None = None, kept: Written | None = None) -> Trainer:
@@ -287,7 +287,7 @@ def _late_files(folder: Path) -> Files:
 def _finish(trainer: Trainer, config: RunConfig, code: Code, saved: Path, watch: Watch) -> None:
     """Steps to the end of the stream, saving now and then, and when somebody asks to stop."""
     constant = {
-        "config": {name: value for name, value in asdict(config).items() if name not in WITHOUT_RESULT},
+        "config": {name: value for name, value in asdict(config).items() if name not in NO_EFFECT_ON_RESULTS},
         "stream_hash": trainer.stream.hash,
         "threads": torch.get_num_threads(),
         "layout": layout_of(trainer.engine.net),

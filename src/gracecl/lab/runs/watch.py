@@ -19,7 +19,7 @@ LAST_SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """Where a run is."""
 
     title: str
@@ -72,11 +72,11 @@ class Follower(Watch):
         self.looked = now
         return True
 
-    def progress(self) -> Progress:
+    def progress(self) -> RunProgress:
         # Fetches the last tables from the device; once a second that costs nothing.
         self.trainer.recorder.flush()
         rate = (self.trainer.at - self.from_step) / max(time.monotonic() - self.began, 1e-9)
-        return Progress(self.title, self.trainer.at, len(self.trainer.stream), rate, self._state())
+        return RunProgress(self.title, self.trainer.at, len(self.trainer.stream), rate, self._state())
 
     def _state(self) -> list[str]:
         """The headline accuracy of the last evaluation, the running accuracy on the step's images, the entropies."""
@@ -149,7 +149,7 @@ class LiveWatch(Follower):
 class Reporter(Follower):
     """Tells somebody else where the run is, about once a second."""
 
-    def __init__(self, tell: Callable[[Progress], None]) -> None:
+    def __init__(self, tell: Callable[[RunProgress], None]) -> None:
         self.tell = tell
 
     @contextmanager
@@ -175,7 +175,7 @@ class Board:
         """of each run the part that was done when it was first looked at"""
         self._part: dict[Hashable, float] = {}
         """and the part that is done now"""
-        self._running: dict[Hashable, Progress] = {}
+        self._running: dict[Hashable, RunProgress] = {}
         self._last: deque[tuple[str, str]] = deque(maxlen=LAST_SHOWN)
         """titles of runs that ended, and how"""
         self._said: dict[Hashable, float] = {}
@@ -192,7 +192,7 @@ class Board:
         with Live(console=Console(file=cast(IO[str], Screen())), get_renderable=self._table) as self._live:
             yield
 
-    def show(self, run: Hashable, progress: Progress) -> None:
+    def show(self, run: Hashable, progress: RunProgress) -> None:
         """A run is somewhere."""
         self._part[run] = progress.at / max(progress.total, 1)
         self._first.setdefault(run, self._part[run])
@@ -264,11 +264,11 @@ def _bars() -> Any:
     )
 
 
-def _of_bar(progress: Progress) -> dict[str, Any]:
+def _of_bar(progress: RunProgress) -> dict[str, Any]:
     return {"completed": progress.at, "rate": f"{progress.rate:.1f}/s", "left": clock(progress)}
 
 
-def clock(progress: Progress) -> str:
+def clock(progress: RunProgress) -> str:
     """The time that is left, as on a clock."""
     minutes, seconds = divmod(round(progress.seconds_left), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if progress.rate else "-:--:--"

@@ -30,7 +30,7 @@ COSTS = {"time": ("seconds", 60.0, "minutes"), "parameters": ("parameters", 1e6,
 
 
 @dataclass(frozen=True)
-class Line:
+class PaperRow:
     """A method in one of the tables."""
 
     dataset: str | None
@@ -42,7 +42,7 @@ class Line:
     """by the paper's names of metrics"""
 
 
-def lines(runs: Sequence[Run], beside: Sequence[Mapping[str, Any] | None]) -> list[Line]:
+def lines(runs: Sequence[Run], beside: Sequence[Mapping[str, Any] | None]) -> list[PaperRow]:
     """Table after table; in each the best first, by its first metric."""
     tables: dict[tuple[Any, Any], list[tuple[Run, Mapping[str, Any]]]] = {}
     for run, where in zip(runs, beside, strict=True):
@@ -52,7 +52,7 @@ def lines(runs: Sequence[Run], beside: Sequence[Mapping[str, Any] | None]) -> li
     for (dataset, memory), members in tables.items():
         where_of = {run.path: where for run, where in members}
         here = [
-            Line(dataset, memory, row_of(group.method), group, values(group, where_of[group.runs[0].path]))
+            PaperRow(dataset, memory, row_of(group.method), group, values(group, where_of[group.runs[0].path]))
             for group in group_runs([run for run, _ in members])
             if group.runs
         ]
@@ -82,7 +82,7 @@ def ours(group: Group, metric: str) -> Summary:
     return Summary(group.cost(name) / unit, math.nan, math.nan, len(group.runs))
 
 
-def _order(line: Line) -> tuple[bool, float]:
+def _order(line: PaperRow) -> tuple[bool, float]:
     metric, first = next(iter(line.values.items()))
     sign = -1 if HIGHER_IS_BETTER.get(OURS.get(metric, ""), False) else 1
     return math.isnan(first.ours.mean), sign * first.ours.mean
@@ -117,7 +117,7 @@ def sections(results: Results) -> list[Section]:
     return [Section("beside_paper", "\n\n".join(parts), [as_data(line) for line in found])]
 
 
-def markdown(found: Sequence[Line]) -> str:
+def markdown(found: Sequence[PaperRow]) -> str:
     """One of the tables."""
     heads = ["method", "row", "seeds"]
     for metric in found[0].values:
@@ -138,7 +138,7 @@ def heading(metric: str) -> str:
     return f"{OURS[metric]} ({metric}) {'↑' if HIGHER_IS_BETTER[OURS[metric]] else '↓'}"
 
 
-def as_data(line: Line) -> dict[str, Any]:
+def as_data(line: PaperRow) -> dict[str, Any]:
     """For JSON."""
     metrics = {
         metric: {

@@ -34,7 +34,7 @@ HEADS = (
 
 
 @dataclass(frozen=True)
-class Line:
+class PairedRow:
     """A method against the control in one setting, and what it costs beside it."""
 
     comparison: Comparison
@@ -49,11 +49,11 @@ class Line:
         return seeds_to_tell(self.comparison.difference, TOLD)
 
 
-def compare(runs: Sequence[Run], control: str) -> list[Line]:
+def compare(runs: Sequence[Run], control: str) -> list[PairedRow]:
     """Every method against another of its setting: grace(m, …) against the m inside if that has runs, others against `control`."""
     pairs = [(setting, group, other) for setting, groups in settings(runs).items() for group, other in opponents(groups, control)]
     return [
-        Line(
+        PairedRow(
             comparison,
             group.per_step("forward", "backward") / other.per_step("forward", "backward"),
             group.per_step("train_seconds") / other.per_step("train_seconds"),
@@ -100,7 +100,7 @@ def against(comparison: Comparison, control: str) -> tuple[Cell, ...]:
     return () if comparison.other == control else (Cell("against"), Cell(comparison.other, code=True))
 
 
-def markdown(found: Sequence[Line], control: str) -> str:
+def markdown(found: Sequence[PairedRow], control: str) -> str:
     """The table alone, setting after setting, the largest difference first."""
     tables = []
     for setting in dict.fromkeys(line.comparison.setting for line in found):
@@ -110,7 +110,7 @@ def markdown(found: Sequence[Line], control: str) -> str:
     return "\n\n".join(tables) + "\n"
 
 
-def _row(line: Line, control: str) -> list[Entry]:
+def _row(line: PairedRow, control: str) -> list[Entry]:
     comparison, (mean, _, low, high, p, _, _, n) = line.comparison, line.comparison.difference
     told = comparison.verdict != seeds_text(n)
     return [

@@ -17,14 +17,11 @@ import torch
 
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
+from gracecl.lab.runs import launch
 from gracecl.lab.runs.run import RunConfig, Work, learner_and_stream, with_threads
 from gracecl.machine import memory, peak_memory
 from gracecl.registry.plugins import in_use
 
-CHILD = (
-    "import sys; sys.path[:] = sys.argv[1:]; from gracecl.lab.runs import launch; launch.keep_freed_memory(); "
-    "from gracecl.lab.studies.plan import serve; serve()"
-)
 WARM_UP, TIMED = 6, 14
 """steps before and in the timing; half of the first are of the first task, the rest and all of the timed ones of the second"""
 
@@ -81,7 +78,7 @@ def estimates(works: Sequence[Work], threads: int = 1) -> Iterator[Estimate]:
 def in_a_process(work: Work, threads: int) -> Probe:
     """The probe of a run, made by a process that does nothing else."""
     order = json.dumps(asdict(work) | {"threads": threads}, default=str)
-    done = subprocess.run([sys.executable, "-c", CHILD, *sys.path], input=order, capture_output=True, text=True, check=False)
+    done = subprocess.run(launch.child_command(__name__), input=order, capture_output=True, text=True, check=False)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
     if "refused" in found:
         raise UserError(f"{work.config.title}: {found['refused']}")

@@ -96,7 +96,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Block:
+class RunGrid:
     """Runs that have their methods and seeds in common, and every combination of their options."""
 
     methods: tuple[str, ...]
@@ -137,7 +137,7 @@ class Study:
     show: tuple[str, ...]
     control: str
     seeds: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[RunGrid, ...]
 
     @property
     def scale_sentence(self) -> str:
@@ -176,7 +176,7 @@ def names() -> list[str]:
 
 def read(name: str, scale: str | None = None, quick: bool = False) -> Study:
     """A study by its name, or a file of one's own by its path, at a scale: of those it has the first unless one is asked for."""
-    source = Source(name)
+    source = StudyFile(name)
     scales = source.scales()
     if scale is not None and scale not in scales:
         has = f"has the scale{'s' if len(scales) > 1 else ''} {', '.join(scales)}" if scales else "has no scales"
@@ -201,14 +201,14 @@ def read(name: str, scale: str | None = None, quick: bool = False) -> Study:
     return study
 
 
-def made_quick(block: Block, named: bool) -> Block:
+def made_quick(block: RunGrid, named: bool) -> RunGrid:
     """On the digits, and with few methods: those that [quick] names, if it does."""
     methods = block.methods[:1] if block.own_methods else block.methods if named else block.methods[:QUICK_METHODS]
     kept = {name: values for name, values in block.options.items() if name not in ("normalise", "augment")}
     return replace(block, methods=methods, options={**kept, **QUICK_SETTING}, defaults="none")
 
 
-class Source:
+class StudyFile:
     """A study's file and those that it begins from, checked."""
 
     def __init__(self, name: str, beside: Path | None = None, above: tuple[str, ...] = ()) -> None:
@@ -228,7 +228,7 @@ class Source:
             if scale in self.content:
                 self._check(self.content[scale], f"[{scale}] ")
         base = self.content.get("base")
-        self.base = Source(base, path.parent if own else None, (*above, self.file)) if base else None
+        self.base = StudyFile(base, path.parent if own else None, (*above, self.file)) if base else None
 
     def _read(self, path: Path | None) -> dict[str, Any]:
         try:
@@ -311,13 +311,13 @@ class Source:
             values = together(values, part)
         return values
 
-    def block(self, values: Mapping[str, Any], own: Mapping[str, Any]) -> Block:
+    def block(self, values: Mapping[str, Any], own: Mapping[str, Any]) -> RunGrid:
         """A block, with what stands above it."""
         whole = together({key: value for key, value in values.items() if key not in OF_A_STUDY}, own)
         if "methods" not in whole:
             raise UserError(f'{self.file} names no methods; add for example methods = ["er()"]')
         options = {key: value for key, value in whole.items() if key not in OF_A_BLOCK}
-        return Block(
+        return RunGrid(
             tuple(whole["methods"]),
             "methods" in own,
             frozenset(parse_numbers(own["seeds"], "seeds")) if "seeds" in own else None,

@@ -14,7 +14,7 @@ HEADS = ("method", "acc ↑", "forgetting ↓", "images per step, forward", "bac
 
 
 @dataclass(frozen=True)
-class Line:
+class StudyRow:
     """A method in one setting; means over its seeds."""
 
     setting: str
@@ -34,7 +34,7 @@ class Line:
     steps: int
 
 
-def lines(runs: Sequence[Run]) -> list[Line]:
+def lines(runs: Sequence[Run]) -> list[StudyRow]:
     """A line for each method, setting after setting, the most accurate first."""
     by_setting: dict[str, list[Run]] = {}
     for run in runs:
@@ -46,9 +46,9 @@ def lines(runs: Sequence[Run]) -> list[Line]:
     return found
 
 
-def _line(setting: str, group: Group) -> Line:
+def _line(setting: str, group: Group) -> StudyRow:
     acc, forgetting = group.summarise("acc"), group.summarise("forgetting")
-    return Line(
+    return StudyRow(
         setting=setting,
         method=group.label,
         rule=group.rule,
@@ -64,7 +64,7 @@ def _line(setting: str, group: Group) -> Line:
     )
 
 
-def markdown(found: Sequence[Line]) -> str:
+def markdown(found: Sequence[StudyRow]) -> str:
     """The table alone; one for each setting, below its name, where there are several."""
     settings = list(dict.fromkeys(line.setting for line in found))
     tables = [
@@ -74,7 +74,7 @@ def markdown(found: Sequence[Line]) -> str:
     return "\n\n".join(table.to_markdown(tight=True) for table in tables)
 
 
-def _row(line: Line) -> list[Entry]:
+def _row(line: StudyRow) -> list[Entry]:
     return [
         Cell(line.method, code=True),
         _spread(line.acc, line.acc_std),

@@ -307,7 +307,7 @@ def largest_gradient(objective: Objective, start: Point, end: Point, points: int
 
 
 @dataclass(frozen=True)
-class Forgetting:
+class ForgettingBound:
     """Theorem 2 for one pair of tasks: what was forgotten and each level of what bounds it, tighter ones first.
 
     A level that rests on μ_k > 0 is None where that fails.

@@ -32,7 +32,7 @@ from gracecl.functional.losses import entropy
 from gracecl.lab import report
 from gracecl.lab.runs.run import RunConfig, Work, about_snapshot, learner_and_stream, snapshot_file
 from gracecl.lab.theory.bounds import (
-    Forgetting,
+    ForgettingBound,
     Objective,
     PacBayes,
     Point,
@@ -104,7 +104,7 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class Search:
+class NoiseSearch:
     """All variances that were tried for one task."""
 
     tried: tuple[Noise, ...]
@@ -144,11 +144,11 @@ class Theory:
     test_images: tuple[int, ...]
     """of each task, used"""
     tasks: tuple[PacBayes, ...]
-    searches: tuple[Search, ...]
+    searches: tuple[NoiseSearch, ...]
     segments: tuple[Segment, ...]
     norms_moved: tuple[float, ...]
     """the scales' and shifts' part of each d_k"""
-    pairs: tuple[Forgetting, ...]
+    pairs: tuple[ForgettingBound, ...]
 
 
 @dataclass(frozen=True)
@@ -422,7 +422,7 @@ def drawn(centre: Point, spread: Mapping[str, float], *key: int | str) -> dict[s
     return found
 
 
-def choose_noise(images: Images, before: Point, after: Point, samples: int, settings: Settings, seed: int) -> Search:
+def choose_noise(images: Images, before: Point, after: Point, samples: int, settings: Settings, seed: int) -> NoiseSearch:
     """Tries every variance with few draws and images. Whatever the choice, `choice_cost` has paid for it."""
     few = images.first(SEARCH_IMAGES).errors()
     tried = []
@@ -435,7 +435,7 @@ def choose_noise(images: Images, before: Point, after: Point, samples: int, sett
             error = float(np.mean([few.values(theta).risk for theta in draws]))
             bound = error + complexity(kl + choice_cost(rung, len(FAMILIES)), samples, settings.delta)
             tried.append(Noise(family, rung, variance, kl, error, bound))
-    return Search(tuple(tried), few.values(after).risk)
+    return NoiseSearch(tuple(tried), few.values(after).risk)
 
 
 @dataclass(frozen=True)
@@ -480,7 +480,7 @@ class PacBayesTask:
 
 def forgetting_of_all_pairs(
     populations: list[Objective], thetas: list[dict[str, Tensor]], segments: list[Segment], points: int, advance: Advance
-) -> list[Forgetting]:
+) -> list[ForgettingBound]:
     """Every s < t; `thetas` begin with the one before the first task."""
     found = []
     for old, population in enumerate(populations, start=1):
@@ -490,7 +490,7 @@ def forgetting_of_all_pairs(
             steepness = max(steepness, last)
             straight = new == old + 1
             found.append(
-                Forgetting(
+                ForgettingBound(
                     old=old,
                     new=new,
                     measured=population.values(thetas[new]).total - at_first,

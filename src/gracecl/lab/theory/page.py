@@ -16,7 +16,7 @@ from rich.table import Table as RichTable
 from gracecl.files import write_json, write_text
 from gracecl.lab.report.style import INK, METHOD_COLOURS, QUIET, new_figure, plain, save
 from gracecl.lab.report.table import Table
-from gracecl.lab.theory.bounds import STATIONARY, Convexity, Forgetting
+from gracecl.lab.theory.bounds import STATIONARY, Convexity, ForgettingBound
 from gracecl.lab.theory.measure import TOLERATED, Theory
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def as_json(theory: Theory) -> dict[str, Any]:
     }
 
 
-def _pair_json(pair: Forgetting) -> dict[str, Any]:
+def _pair_json(pair: ForgettingBound) -> dict[str, Any]:
     levels = {
         f"{name}_{kind}": level(kind)
         for name, level in (("corrected", pair.corrected), ("printed", pair.printed), ("second_form", pair.second_form))
@@ -358,10 +358,10 @@ def _draw_tasks(axes: Axes, theory: Theory) -> None:
     plain(axes, "theorem 1: PAC-Bayes (1 says nothing)")
 
 
-def _draw_pairs(axes: Axes, pairs: Sequence[Forgetting]) -> None:
+def _draw_pairs(axes: Axes, pairs: Sequence[ForgettingBound]) -> None:
     rows = range(len(pairs))
     blue, red, green, pink, orange, sky, _ = METHOD_COLOURS
-    levels: list[tuple[str, str, str, Callable[[Forgetting], float | None]]] = [
+    levels: list[tuple[str, str, str, Callable[[ForgettingBound], float | None]]] = [
         ("F > 0, measured", "o", blue, lambda pair: pair.measured),
         ("L_s‖θ_t-θ_s‖", "o", green, lambda pair: pair.by_distance),
         ("L_s Σd_k", "v", red, lambda pair: pair.by_path),

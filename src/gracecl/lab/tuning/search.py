@@ -112,7 +112,7 @@ def tune(
             values = found.next()
             works = search.works(values, out)
             try:
-                finite = carry_out(works, jobs, threads)
+                finite = execute(works, jobs, threads)
             except Interrupted:
                 raise Interrupted(f"stopped in trial {len(found) + 1} of {number}; continue with the same command") from None
             scores = [score_of(work, search.metric) for work in works] if finite else []
@@ -130,10 +130,10 @@ def tune(
         return found.best
 
 
-def carry_out(works: Sequence[Work], jobs: int | None, threads: int | None) -> bool:
-    """Makes the runs of a trial; whether all their numbers stayed finite. Whatever else keeps one from its end ends the search."""
+def execute(works: Sequence[Work], jobs: int | None, threads: int | None) -> bool:
+    """Execute the runs of a trial; return whether all values stayed finite. Raise any other error of a run."""
     try:
-        reasons = [outcome.text for outcome in run_all(works, jobs, threads) if outcome.end != "finished"]
+        reasons = [outcome.message for outcome in run_all(works, jobs, threads) if outcome.status != "finished"]
     except UserError as error:  # of a single run
         reasons = [str(error)]
     if others := [reason for reason in reasons if REMEDY not in reason]:

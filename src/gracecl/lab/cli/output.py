@@ -1,4 +1,4 @@
-"""How a verb that ran or read runs ends: their table and files, what is wrong with the others, the exit code."""
+"""Print the results of runs: tables, report files, unfinished and damaged runs; return the exit code."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from gracecl.terminal import print_err, print_out, print_table
 
 if TYPE_CHECKING:
     from gracecl.lab.report import Run
-    from gracecl.lab.runs.jobs import Ending
+    from gracecl.lab.runs.jobs import Outcome
 
 MOST_IN_DETAIL = 8
-"""methods whose inference rules are printed one by one"""
+"""most methods whose inference rules are printed one by one"""
 
 
-def conclude(out: Path, outcomes: Sequence[Ending]) -> int:
-    """Shows what was finished, names what was not, and returns the exit code."""
+def conclude(out: Path, outcomes: Sequence[Outcome]) -> int:
+    """Print the report of the finished runs, name the others, and return the exit code."""
     from gracecl.lab import report
 
-    runs, damaged = report.read_runs(outcome.work.folder for outcome in outcomes if outcome.end == "finished")
+    runs, damaged = report.read_runs(outcome.work.folder for outcome in outcomes if outcome.status == "finished")
     if runs:
-        show(out, runs)
-    return verdict(outcomes) or tell(damaged)
+        print_report(out, runs)
+    return print_unfinished(outcomes) or print_damaged(damaged)
 
 
-def show(
+def print_report(
     out: Path,
     runs: Sequence[Run],
     formats: Sequence[str] = ("html", "md"),
     metrics: Sequence[str] | None = None,
     paper: str = "auto",
 ) -> None:
-    """The table of some runs on standard output, their report as files; `paper` says which of its numbers stand beside ours."""
+    """Print the table of runs and write their report as files; `paper` selects the paper's numbers beside ours."""
     from gracecl.lab import report
     from gracecl.lab.report.beside_paper import column_for
     from gracecl.lab.report.groups import group_runs
@@ -60,18 +60,18 @@ def show(
         print_out(f"Open {out / 'report.html'} in a browser to look at them")
 
 
-def tell(damaged: Sequence[str]) -> int:
-    """Names what cannot be read, a sentence each, and returns the exit code."""
+def print_damaged(damaged: Sequence[str]) -> int:
+    """Print a sentence for each run that cannot be read, and return the exit code."""
     for text in damaged:
         print_err(f"gracecl: {text}")
     return 2 if damaged else 0
 
 
-def verdict(outcomes: Sequence[Ending]) -> int:
-    """The exit code, after the runs that did not finish were named."""
-    others = [outcome for outcome in outcomes if outcome.end != "finished"]
+def print_unfinished(outcomes: Sequence[Outcome]) -> int:
+    """Name the runs that did not finish, and return the exit code."""
+    others = [outcome for outcome in outcomes if outcome.status != "finished"]
     if not others:
         return 0
     names = "; ".join(outcome.work.config.title for outcome in others)
     print_err(f"gracecl: {len(others)} of {len(outcomes)} runs did not finish, for the reasons above: {names}")
-    return 1 if any(outcome.end == "crashed" for outcome in others) else 2
+    return 1 if any(outcome.status == "crashed" for outcome in others) else 2
