@@ -17,7 +17,7 @@ TASK_WORDS = {"unused": "–", "used": "uses", "required": "needs"}
 
 @dataclass(frozen=True)
 class Facts:
-    """Of a method with its default options."""
+    """Facts about a method with its default options."""
 
     family: str
     """bound, replay, select (what to keep and replay), contrast, teacher (of earlier tasks), frozen (a net that others trained),
@@ -147,14 +147,14 @@ another stream. Additions stand beside er(), or sgd() where their paper has no m
 
 
 def paper_accuracy(method: str) -> float | None:
-    """What the paper reports for a method on Split CIFAR-100 with a memory of 1,000."""
+    """Return the paper's accuracy for a method on Split CIFAR-100 with a memory of 1,000, or None."""
     found = paper.accuracies()
     rows = [row for row, expression in paper.EXPRESSIONS.items() if expression.startswith(f"{method}(") and row in found]
     return found[rows[0]] if rows else None
 
 
 def table() -> str:
-    """A line for each method, at most 80 columns wide."""
+    """Return a line for each method, at most 80 columns wide."""
     lines: list[tuple[str, ...]] = [("method", "year", "family", "tasks", "grace", "keeps", "images", "paper")]
     for name in methods.names():
         facts = FACTS.get(name)  # a method of the user's own has none
@@ -187,7 +187,7 @@ def table() -> str:
 
 
 def also_understood(quote: str = "") -> str:
-    """Every method that has other names, with them."""
+    """List every method that has aliases, with them."""
     others: dict[str, list[str]] = {}
     for alias, name in methods.aliases.items():
         others.setdefault(name, []).append(f"{quote}{alias.replace('_pp', '++')}{quote}")
@@ -206,7 +206,7 @@ paper   the GRACE paper's accuracy on Split CIFAR-100, memory 1,000
 
 
 def markdown() -> str:
-    """The page docs/methods.md."""
+    """Return the page docs/methods.md."""
     described = methods.summaries()
     rows = []
     for name, facts in sorted(FACTS.items()):

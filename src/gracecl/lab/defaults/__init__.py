@@ -53,7 +53,7 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True)
 class Resolved:
-    """A method's expression and the run's settings, with everything filled in that a set knows; None is for the built-in."""
+    """Method expression and settings of a run, completed from a set of defaults; None means the built-in value."""
 
     method: str
     optimizer: str | None
@@ -64,7 +64,7 @@ class Resolved:
 
 @dataclass(frozen=True)
 class DefaultSet:
-    """A file of entries."""
+    """A file of default values."""
 
     name: str
     streams: tuple[str, ...] | None
@@ -73,7 +73,7 @@ class DefaultSet:
     """method -> its entries"""
 
     def on(self, stream: str, memory: int) -> Benchmark | None:
-        """What it says of one stream; None if it is not about it."""
+        """Return the entries for a stream, None if the set has none."""
         if self.streams is not None and stream not in self.streams:
             return None
         held = {
@@ -85,7 +85,7 @@ class DefaultSet:
 
 @dataclass
 class Benchmark:
-    """The entries of one set for one stream, at one size of the memory."""
+    """Entries of a set for one stream and one memory size."""
 
     name: str
     stream: str
@@ -95,20 +95,20 @@ class Benchmark:
     """method -> what was taken from its entry"""
 
     def entry(self, method: str) -> Entry:
-        """The method's entry for the memory size, or for the nearest one that is listed; of two equally near, the smaller."""
+        """Return the method's entry for the nearest listed memory size; of two equally near, the smaller."""
         return min(self.entries.get(normal(method), [{}]), key=lambda entry: (self.distance(entry), min(entry.get("memory", [0]))))
 
     def distance(self, entry: Entry) -> int:
         return min((abs(size - self.memory) for size in entry.get("memory", ())), default=0)
 
     def options(self, method: str, given: set[str]) -> dict[str, Any]:
-        """The hyperparameters of a method that the file knows and nobody gave; they count as taken."""
+        """Return hyperparameters that the set has and the expression does not give, and note them as taken."""
         known = {name: value for name, value in self.entry(method).items() if name not in (*SETTINGS, *ABOUT, *given)}
         self.taken.setdefault(normal(method), {}).update(known)
         return known
 
     def setting(self, name: str, learner: Method) -> str | None:
-        """A setting of the run: that of the outermost method whose entry has it."""
+        """Return a setting of the run from the outermost method whose entry has it."""
         for method in outside_in(learner):
             if name in (entry := self.entry(method.name)):
                 self.taken.setdefault(method.name, {})[name] = entry[name]
@@ -130,7 +130,7 @@ class Benchmark:
 def resolve(
     method: str, stream: str, memory: int, optimizer: str | None = None, augment: str | None = None, defaults: str = DEFAULT
 ) -> Resolved:
-    """Fills in what the expression of a method and the settings of its run leave open; None is a setting not given."""
+    """Fill in what a method's expression and the settings of its run leave open; None is a setting not given."""
     if defaults == NONE:
         return Resolved(method, optimizer, augment)
     name = stream_name(stream)
@@ -144,19 +144,19 @@ def resolve(
 
 
 def stream_name(expression: str) -> str:
-    """`split-cifar100` of `seq-cifar100(tasks=5)`."""
+    """Return the benchmark's name: `split-cifar100` for `seq-cifar100(tasks=5)`."""
     family, _, dataset = normal(spec.parse_call(expression).name).partition("_")
     return f"{ALIASES.get(family, family)}-{dataset}"
 
 
 def sets() -> list[str]:
-    """The sets that come with the library."""
+    """List the sets that come with the library."""
     names = (file.name for file in resources.files(__name__).iterdir())
     return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
 def read(name: str) -> DefaultSet:
-    """A set by its name, or a file of one's own, by its path."""
+    """Read a set by its name, or a user's file by its path."""
     if name in sets():
         text = (resources.files(__name__) / f"{name}.toml").read_text(encoding="utf-8")
     elif name.endswith(".toml"):
@@ -184,7 +184,7 @@ def read(name: str) -> DefaultSet:
 
 
 def _check(content: dict[str, Any], file: str) -> None:
-    """Refuse a file of one's own that no run could use; an entry for a method that is not registered here is left alone."""
+    """Refuse a user's file that no run could use; entries for methods that are not registered are ignored."""
     _check_kinds({key: value for key, value in content.items() if key in KINDS}, file)
     names: dict[str, str] = {}
     for method, listed in content.items():
@@ -238,12 +238,14 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def outside_in(method: Method) -> Iterator[Method]:
-    """The parts of a learner from the outermost on, without what is added to it."""
+    """Yield the parts of a learner from the outermost on, without additions."""
     return (part for part in reversed(method.parts) if not isinstance(part, Addition))
 
 
 def _filled(read: Any, benchmark: Benchmark) -> Any:
-    """The expression with the file's values where it gives none, in every method that it names or that a wrapper has by default."""
+    """Return the expression with the set's values for options not given, in every method it names or wraps by
+    default.
+    """
     match read:
         case (left, "+", right):
             return (_filled(left, benchmark), "+", _filled(right, benchmark))

@@ -13,7 +13,9 @@ from gracecl.registry import methods, spec
 
 
 def as_toml(method: str, stream: str, memory: int, settings: Mapping[str, str], source: str, provenance: Mapping[str, Any]) -> str:
-    """Entries with which the bare names in an expression stand for it, the run's settings in that of the outermost method."""
+    """Write TOML entries that give the bare method names the options of an expression, and the outermost the run's
+    settings.
+    """
     learner: Method = spec.parse_method(method)
     entries = {part.name: options_of(part) for part in reversed(learner.parts) if part.name in methods.names()}
     outermost = next(part.name for part in outside_in(learner) if part.name in entries)
@@ -24,7 +26,7 @@ def as_toml(method: str, stream: str, memory: int, settings: Mapping[str, str], 
 
 
 def options_of(method: Method) -> dict[str, Any]:
-    """What a method has and would not have by itself, but for None, which TOML has no word for."""
+    """Return a method's options that differ from its defaults, without None, which TOML does not have."""
     values = {field.name: (getattr(method, field.name), field.default) for field in dataclasses.fields(method)}
     return {
         name: value for name, (value, default) in values.items() if value not in (default, None) and not isinstance(value, Method)
@@ -32,7 +34,7 @@ def options_of(method: Method) -> dict[str, Any]:
 
 
 def _nested(name: str, values: Mapping[str, Any]) -> list[str]:
-    """A table and the tables in it."""
+    """Return the lines of a table and of the tables inside it."""
     inside = {key: value for key, value in values.items() if isinstance(value, Mapping)}
     plain = {key: value for key, value in values.items() if key not in inside}
     return [_table(f"[{name}]", plain), *(text for key, value in inside.items() for text in _nested(f"{name}.{key}", value))]
@@ -43,6 +45,6 @@ def _table(head: str, values: Mapping[str, Any]) -> str:
 
 
 def _line(name: str, value: Any) -> str:
-    """JSON's texts, numbers, truth values and lists are TOML's; a key with a dot in it is quoted."""
+    """Return `key = value`; JSON's strings, numbers, booleans and lists are valid TOML, a key with a dot is quoted."""
     key = name if name.isidentifier() else json.dumps(name)
     return f"{key} = {json.dumps(value, ensure_ascii=False)}"

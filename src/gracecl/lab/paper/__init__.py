@@ -50,17 +50,17 @@ ACCURACY = {"table": "main_accuracy", "dataset": "Split CIFAR-100", "buffer_size
 
 @cache
 def tables() -> dict[str, Any]:
-    """The whole file: source, conventions, tables with their notes, records."""
+    """Load the whole file: source, conventions, tables with their notes, records."""
     text = (resources.files(__name__) / "tables.json").read_text(encoding="utf-8")
     content: dict[str, Any] = json.loads(text)
     return content
 
 
 def records(**where: Any) -> list[dict[str, Any]]:
-    """The records whose fields have these values, such as `records(table="cub200", metric="A_Final")`."""
+    """Return the records with these field values, such as `records(table="cub200", metric="A_Final")`."""
     return [record for record in tables()["records"] if all(record.get(name) == value for name, value in where.items())]
 
 
 def accuracies() -> dict[str, float]:
-    """Row -> final accuracy on Split CIFAR-100 in ten tasks with a memory of 1,000 images, in percent."""
+    """Return {row: final accuracy in percent} on Split CIFAR-100 in ten tasks with a memory of 1,000 images."""
     return {record["method"]: record["mean"] for record in records(**ACCURACY)}

@@ -21,13 +21,13 @@ TABLES = ("main_accuracy", "main_forgetting", "memory_efficiency")
 
 @dataclass(frozen=True)
 class Column:
-    """A data set and a memory of the paper's tables."""
+    """A data set and memory size in the paper's tables."""
 
     dataset: str
     memory: int
 
     def value(self, method: str, metric: str) -> float | None:
-        """What the paper has for a method; None where it has nothing."""
+        """Return the paper's value for a method, None where it has none."""
         row = row_of(method)
         wanted = {"method": row, "metric": METRICS.get(metric), "dataset": self.dataset, "buffer_size": self.memory}
         found = [record for record in paper.records(**wanted) if record["table"] in TABLES] if row and metric in METRICS else []
@@ -39,7 +39,7 @@ class Column:
 
 
 def about(columns: Iterable[Column]) -> str:
-    """What stands beside our numbers, and how to read it."""
+    """Explain which of the paper's numbers stand beside ours and how to read them."""
     listed = "; ".join(f"{column.dataset} with a memory of {column.memory:,}" for column in dict.fromkeys(columns))
     return (
         f"The paper's are of {listed}, as printed (its AF is our forgetting_mose); the difference is ours minus the paper's. "
@@ -48,7 +48,9 @@ def about(columns: Iterable[Column]) -> str:
 
 
 def column_for(runs: Sequence[Run], wanted: str) -> Column | None:
-    """The column that `--paper` asks for: `auto` the one of the runs' data set and memory, if there is one; a memory; or `none`."""
+    """Return the column that `--paper` names: `auto` matches the runs' data set and memory; or a memory size; or
+    `none`.
+    """
     if wanted == "none":
         return None
     datasets = {name for key, name in DATASETS.items() if all(key in str(run.config["stream"]).split("(")[0] for run in runs)}
@@ -65,7 +67,7 @@ def column_for(runs: Sequence[Run], wanted: str) -> Column | None:
 
 
 def row_of(method: str) -> str | None:
-    """The row of the paper that a method is, however its options are set; None where there is none."""
+    """Return the paper's row for a method whatever its options, None where there is none."""
     try:
         wanted = skeleton(spec.read_method(method))
     except UserError:  # a foreign result has a name of its own
@@ -74,7 +76,7 @@ def row_of(method: str) -> str | None:
 
 
 def skeleton(read: Any) -> str:
-    """The names in an expression without their options: a row of the paper stands for a method, however it is set."""
+    """Return an expression without its options: a row of the paper stands for the method, however it is set."""
     match read:
         case (left, "+", right):
             return f"{skeleton(left)} + {skeleton(right)}"

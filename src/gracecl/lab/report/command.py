@@ -18,7 +18,7 @@ OPTIONS = tuple(dict.fromkeys((*ALWAYS_STATED, *DEFAULTS)))
 
 
 def command(run: Run) -> str:
-    """Every option that the configuration holds and the command would not choose by itself; published defaults stay out of it.
+    """Return the command of a run with every option that differs from its default; published defaults are left out.
 
     Of results that others made, the command that imports them.
     """
@@ -31,17 +31,17 @@ def command(run: Run) -> str:
 
 
 def option_words(config: Mapping[str, Any], defaults: str = "none") -> list[str]:
-    """The options of a configuration, as they are given to a command; those that it lacks come from a set of defaults."""
+    """Return a configuration's options as command-line arguments; missing ones come from a set of defaults."""
     return [*(word for name in OPTIONS for word in _option(name, config.get(name))), "--defaults", defaults]
 
 
 def as_typed(words: Iterable[str]) -> str:
-    """Words as one line for a shell."""
+    """Join arguments into one line for a shell."""
     return " ".join(map(_quoted, words))
 
 
 def _quoted(word: str) -> str:
-    """As a person would write it for a shell: in double quotes where single ones are inside."""
+    """Quote an argument for a shell as a person would: in double quotes where it holds single ones."""
     return f'"{word}"' if "'" in word and not set(word) & set('"$`\\!') else shlex.quote(word)
 
 

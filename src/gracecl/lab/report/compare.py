@@ -25,7 +25,7 @@ ENOUGH_FOR_RANKS = 6
 
 @dataclass(frozen=True)
 class Comparison:
-    """A method against another in one setting."""
+    """A method compared with another in one setting."""
 
     setting: str
     method: str
@@ -55,7 +55,7 @@ class Comparison:
 
     @property
     def sentence(self) -> str:
-        """What is known, in plain words."""
+        """The result in one sentence."""
         n, places = self.difference.n, DECIMALS.get(self.metric, 2)
         pair = f"`{self.method}` and `{self.other}`"
         if n and math.isnan(self.difference.mean):
@@ -75,7 +75,7 @@ class Comparison:
 
 
 def compare(pairs: Sequence[tuple[str, Group, Group]], metric: str = "acc") -> list[Comparison]:
-    """The comparisons of (setting, group, other), corrected for their number."""
+    """Compare (setting, group, other) triples, corrected for their number."""
     differences = [group.minus(other, metric) for _, group, other in pairs]
     corrected = holm([difference.p for difference in differences])
     by_ranks = holm([difference.wilcoxon for difference in differences])
@@ -86,7 +86,9 @@ def compare(pairs: Sequence[tuple[str, Group, Group]], metric: str = "acc") -> l
 
 
 def against_first(selections: Sequence[Sequence[Group]]) -> list[tuple[str, Group, Group]]:
-    """Each group with the one of the first selection that it shares seeds with: in the same setting, where the first has it."""
+    """Pair each group with the group of the first selection that shares its seeds, in the same setting where there
+    is one.
+    """
     first, *others = selections
     found = []
     for group in (group for selection in others for group in selection):
@@ -102,7 +104,7 @@ def against_first(selections: Sequence[Sequence[Group]]) -> list[tuple[str, Grou
 
 
 def over_settings(groups: Sequence[Group], metric: str) -> tuple[list[str], Ranking] | None:
-    """The methods that every setting has, and their ranks; None where there are no two of both."""
+    """Rank the methods that every setting has; None with fewer than two settings or methods."""
     values: dict[str, dict[str, float]] = {}
     for group in groups:
         if group.runs:
@@ -123,7 +125,7 @@ def check_metric(metric: str) -> None:
 
 
 def ranks_sentence(methods: Sequence[str], found: Ranking, metric: str) -> str:
-    """The methods by their mean ranks, and how far apart ranks must be to count."""
+    """State the mean ranks of the methods and the critical difference."""
     order = sorted(zip(found.ranks, methods, strict=True))
     ranked = ", ".join(f"{method} {rank:.2f}" for rank, method in order)
     about = f"Mean ranks by {metric} over {found.settings} settings: {ranked}. Friedman's test: {p_text(found.p)};"
@@ -131,7 +133,7 @@ def ranks_sentence(methods: Sequence[str], found: Ranking, metric: str) -> str:
 
 
 def write(out: Path, found: Sequence[Comparison], over: tuple[list[str], Ranking] | None = None) -> None:
-    """compare.md, compare.json, compare.png, and ranks.png where methods were ranked over settings."""
+    """Write compare.md, compare.json, compare.png, and ranks.png where methods were ranked over settings."""
     out.mkdir(parents=True, exist_ok=True)
     metric = found[0].metric
     figures.differences(found, out / "compare.png", f"Against {' / '.join(dict.fromkeys(line.other for line in found))}")
@@ -146,7 +148,7 @@ def write(out: Path, found: Sequence[Comparison], over: tuple[list[str], Ranking
 
 
 def terminal_tables(found: Sequence[Comparison]) -> list[Table]:
-    """A table for each setting and each method compared with, to fit into 80 columns."""
+    """Return a table for each setting and reference method, at most 80 columns wide."""
     chosen = list(dict.fromkeys((line.setting, line.other) for line in found))
     tables = []
     for setting, other in chosen:
@@ -159,7 +161,7 @@ def terminal_tables(found: Sequence[Comparison]) -> list[Table]:
 
 
 def markdown(found: Sequence[Comparison]) -> str:
-    """The table, what it says in words, and how to read it."""
+    """Return the table, its reading in sentences, and notes."""
     metric = heading(found[0].metric)
     header = [
         "method",
@@ -189,7 +191,7 @@ CAPTION = (
 
 
 def as_data(line: Comparison) -> dict[str, Any]:
-    """For JSON."""
+    """Convert to plain values for JSON."""
     more = {"says": line.verdict, "sentence": line.sentence, "seeds_needed": line.seeds_needed}
     return vars(line) | {"value": line.value._asdict(), "difference": line.difference._asdict()} | more
 
@@ -217,7 +219,7 @@ def _rows(found: Sequence[Comparison], places: int) -> list[list[Entry]]:
 
 
 def p_number(p: float) -> str:
-    """To three places, as far as they tell something."""
+    """Format a p-value to three places."""
     return "< 0.001" if p < 0.001 else number(p, 3)
 
 
@@ -228,7 +230,7 @@ def _count(seeds: float) -> str:
 
 
 def _unlike(group: Group, other: Group) -> tuple[str, Group, Group]:
-    """Two groups of different settings, their labels with what differs."""
+    """Label two groups of different settings with what differs."""
     mine, theirs = group.runs[0].config, other.runs[0].config
     keys = [key for key in SETTING if mine.get(key) != theirs.get(key)]
 

@@ -53,7 +53,7 @@ FEW_STEPS = 60
 
 
 def accuracy_matrix(run: Run, path: str | Path) -> bool:
-    """Accuracy on each task after each task, and the mean over the tasks seen: the run in one table of colours."""
+    """Draw the accuracy on each task after each task as a heat map, with the mean over the tasks seen."""
     a = run.matrix(run.rule)
     size = len(a)
     if not size:
@@ -84,7 +84,7 @@ def accuracy_matrix(run: Run, path: str | Path) -> bool:
 
 
 def layer_curves(run: Run, path: str | Path) -> bool:
-    """Entropy, entropy weight and loss weight of each layer over the stream: what GRACE saw and did."""
+    """Draw entropy, γ and α of each layer over the stream."""
     names = [name for name in FEEDBACK if name in run.row_names(observed=True)]
     if not names:
         return False
@@ -104,7 +104,7 @@ def layer_curves(run: Run, path: str | Path) -> bool:
 
 
 def loss_curves(run: Run, path: str | Path) -> bool:
-    """Each term of the loss at each layer over the stream, one small panel per term."""
+    """Draw each term of the loss at each layer over the stream, one panel per term."""
     names = run.row_names(observed=False)
     if not names:
         return False
@@ -126,7 +126,7 @@ def loss_curves(run: Run, path: str | Path) -> bool:
 
 
 def comparison(runs: Sequence[Run], path: str | Path) -> bool:
-    """Left: accuracy on the tasks seen so far, one line per method. Right: the entropy of each layer in one run."""
+    """Draw the accuracy on the tasks seen so far, one line per method, and the entropy of each layer in one run."""
     groups = [group for group in group_runs(runs) if group.runs and all(run.evals for run in group.runs)]
     if not groups:
         return False
@@ -157,7 +157,7 @@ def comparison(runs: Sequence[Run], path: str | Path) -> bool:
 
 
 def seeds_and_intervals(groups: Sequence[Group], metric: str, path: str | Path) -> bool:
-    """A metric of each method: every seed, the mean, and its 95 % interval where there are seeds enough."""
+    """Draw a metric of each method: every seed, the mean, and its 95 % interval where there are enough seeds."""
     shown = [(group, group.summarise(metric)) for group in groups if group.runs]
     shown = [(group, values) for group, values in shown if math.isfinite(values.mean)]
     if not shown:
@@ -182,7 +182,7 @@ def seeds_and_intervals(groups: Sequence[Group], metric: str, path: str | Path) 
 
 
 def against(groups: Sequence[Group], metric: str, cost: str, label: str, path: str | Path) -> bool:
-    """A metric against what it costs: one point per method, named beside it."""
+    """Draw a metric against its cost: one labelled point per method."""
     points = [(group, group.cost(cost), group.summarise(metric)) for group in groups if group.runs]
     points = [(group, paid, values) for group, paid, values in points if math.isfinite(paid) and math.isfinite(values.mean)]
     if len({paid for _, paid, _ in points}) < 2:
@@ -204,7 +204,7 @@ def against(groups: Sequence[Group], metric: str, cost: str, label: str, path: s
 
 
 def task_curves(run: Run, path: str | Path) -> bool:
-    """The accuracy on each task over the stream, from the moment it is seen."""
+    """Draw the accuracy on each task over the stream, from its first evaluation on."""
     steps, rows = run.seen(run.rule)
     if not rows:
         return False
@@ -226,7 +226,7 @@ def task_curves(run: Run, path: str | Path) -> bool:
 
 
 def feedback_maps(run: Run, path: str | Path) -> bool:
-    """α and γ of each layer over the stream, as colours."""
+    """Draw α and γ of each layer over the stream as heat maps."""
     names = [name for name in ("log/alpha", "log/gamma") if len(run.series(name)[0])]
     if not names:
         return False
@@ -248,7 +248,7 @@ def feedback_maps(run: Run, path: str | Path) -> bool:
 
 
 def label_points(figure: Figure, axes: Axes, labelled: Sequence[tuple[float, float, str]], colours: Sequence[str]) -> None:
-    """A label beside each point, at the first place around it that no point and no earlier label occupies."""
+    """Label each point at the first place around it that no point and no earlier label occupies."""
     from matplotlib.transforms import Bbox
 
     with verbatim(figure):
@@ -281,7 +281,7 @@ def label_points(figure: Figure, axes: Axes, labelled: Sequence[tuple[float, flo
 
 
 def differences(found: Sequence[Comparison], path: str | Path, title: str) -> bool:
-    """Each difference with its interval, a panel per setting: right of the line is above what it is compared with, left below."""
+    """Draw each difference with its interval, one panel per setting."""
     if not found:
         return False
     settings = list(dict.fromkeys(line.setting for line in found))
@@ -312,12 +312,14 @@ def shortened(label: str, most: int) -> str:
 
 
 def in_two_lines(label: str, width: int = 58) -> str:
-    """What does not fit there is left out at the end."""
+    """Wrap a title to two lines and cut what does not fit."""
     return "\n".join(textwrap.wrap(label, width, max_lines=2, placeholder=" …"))
 
 
 def critical_difference(methods: Sequence[str], found: Ranking, path: str | Path, metric: str) -> bool:
-    """Mean ranks over settings on one line, the best at the left; a bar joins methods that cannot be told apart (Demšar 2006)."""
+    """Draw mean ranks over settings on one line, best at the left; bars join methods that cannot be told apart
+    (Demšar 2006).
+    """
     order = sorted(range(len(methods)), key=lambda index: found.ranks[index])
     ranks = [found.ranks[index] for index in order]
     bars = alike(ranks, found.critical)
@@ -351,7 +353,7 @@ def critical_difference(methods: Sequence[str], found: Ranking, path: str | Path
 
 
 def alike(ranks: Sequence[float], critical: float) -> list[tuple[int, int]]:
-    """First and last of each longest stretch of sorted ranks whose ends differ by less than the critical difference."""
+    """Return first and last index of each longest stretch of sorted ranks that lie within the critical difference."""
     found: list[tuple[int, int]] = []
     for first, rank in enumerate(ranks):
         last = max(place for place, other in enumerate(ranks) if other - rank < critical)
@@ -382,7 +384,7 @@ def draw_layers(axes: Axes, run: Run, name: str) -> None:
 
 
 def _window(steps: npt.NDArray[np.int64], tasks: npt.NDArray[np.int64]) -> int:
-    """Points in a running mean: a fraction of the curve, and small enough to leave the course of each task visible."""
+    """Return the length of a running mean: a fraction of the curve, small enough to keep each task's course visible."""
     if len(steps) <= FEW_STEPS:
         return 1
     return max(1, min(len(steps) // 40, len(steps) // len(np.unique(tasks)) // 8))
@@ -414,7 +416,7 @@ def _seeds(groups: list[Group]) -> str:
 
 
 def _draw_group(axes: Axes, group: Group, colour: str, dashes: str) -> End:
-    """The mean over seeds in a band of one standard deviation, over the steps that all seeds reach.
+    """Draw the mean over seeds in a band of one standard deviation, over the steps that all seeds reach.
 
     Seeds of a stream without fixed task lengths are evaluated at different steps: between two evaluations a seed's
     accuracy is taken from the straight line that its curve would show.

@@ -46,7 +46,7 @@ LARGEST = 1e18
 
 
 def import_results(source: Path, out: Path) -> list[Path]:
-    """Makes a run's folder below `out` of each result in a file, or in every .json below a folder."""
+    """Turn each result in a file, or in every .json below a folder, into a run's folder below `out`."""
     if not source.exists():
         raise UserError(f"there is no file or folder {source}; name a JSON file of results, or a folder of them")
     files = sorted(source.rglob("*.json")) if source.is_dir() else [source]
@@ -68,7 +68,7 @@ def import_results(source: Path, out: Path) -> list[Path]:
 
 
 def _check_vacant(place: Path, result: dict[str, Any], file: Path) -> None:
-    """Refuse a folder that holds another result: names that differ in a few signs alone have the same."""
+    """Refuse a folder that holds another result: names that differ only in special characters share one."""
     try:
         held = read_sealed(place / "config.json")
     except (OSError, UserError):  # nothing, or nothing that can be read
@@ -79,7 +79,7 @@ def _check_vacant(place: Path, result: dict[str, Any], file: Path) -> None:
 
 @contextlib.contextmanager
 def _beside(out: Path) -> Iterator[Path]:
-    """A folder in `out` to write to, so that what is finished can be moved into place by its name; nothing of it is left."""
+    """Yield a temporary folder in `out`, whose contents can be moved into place by renaming; delete it afterwards."""
     make_folder(out)
     folder = out / f".{os.getpid()}.part"
     try:
@@ -91,7 +91,7 @@ def _beside(out: Path) -> Iterator[Path]:
 
 
 def _move(new: Path, place: Path, old: Path) -> None:
-    """Put a finished folder in its place; an earlier one goes."""
+    """Move a finished folder into place and delete an earlier one."""
     make_folder(place.parent)
     if place.exists():
         old.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def _move(new: Path, place: Path, old: Path) -> None:
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """The results in a file, checked."""
+    """Read and check the results in a file."""
     try:
         content = parse_json(read_file(file))
     except ValueError as error:
@@ -114,7 +114,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def problem_of(result: Any) -> str:
-    """What is wrong with a result; empty if nothing is."""
+    """Return what is wrong with a result; empty if nothing is."""
     if not isinstance(result, dict):
         return "is no object with method, stream, seed and accuracy"
     if not isinstance(result.get("accuracy"), list):
@@ -143,7 +143,7 @@ def _is_percent(value: Any) -> bool:
 
 
 def write(folder: Path, result: dict[str, Any], file: Path) -> None:
-    """The result as a finished run's folder."""
+    """Write a result as the folder of a finished run."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = result["accuracy"]
     config = {name: value for name, value in result.items() if name not in ("accuracy", "seconds", DIGESTS)}

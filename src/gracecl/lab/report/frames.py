@@ -17,7 +17,7 @@ Rows = list[dict[str, Any]]
 
 
 def load_runs(folder: str | Path, what: What = "runs", rule: str | None = None) -> Any:
-    """The runs in a folder and below as a pandas DataFrame.
+    """Load the runs in a folder and below as a pandas DataFrame.
 
     `runs` has a row for each run: its configuration, whether it is finished, its metrics under its own inference rule or another,
     and its seconds. `evaluations` has a row for each evaluation, rule and task; `steps` one for each step, recorded term and layer.
@@ -26,7 +26,7 @@ def load_runs(folder: str | Path, what: What = "runs", rule: str | None = None) 
 
 
 def table(runs: Sequence[Run], what: What = "runs", rule: str | None = None) -> Rows:
-    """The rows of all runs, each with the folder, method and seed it belongs to."""
+    """Return the rows of all runs, each with its folder, method and seed."""
     rows_of = {"runs": lambda run: [run_row(run, rule)], "evaluations": evaluation_rows, "steps": step_rows}
     if what not in rows_of:
         raise UserError(f"runs have the tables {', '.join(rows_of)}, not '{what}'")
@@ -37,14 +37,14 @@ def table(runs: Sequence[Run], what: What = "runs", rule: str | None = None) -> 
 
 
 def run_row(run: Run, rule: str | None = None) -> dict[str, Any]:
-    """One run; what is not a single value in its configuration is left out."""
+    """Return a run as one row of single values."""
     plain = {key: value for key, value in run.config.items() if not isinstance(value, (dict, list))}
     chosen = rule or run.rule
     return plain | {"rule": chosen, "finished": run.finished, **measure(run, chosen), "seconds": cost_of(run, "seconds")}
 
 
 def evaluation_rows(run: Run) -> Rows:
-    """A row for each evaluation, rule and task."""
+    """Return a row for each evaluation, rule and task."""
     return [
         {"step": found["step"], "task_end": found["task_end"], "rule": rule, "task": task, "accuracy": percent}
         for found in run.evals
@@ -54,7 +54,7 @@ def evaluation_rows(run: Run) -> Rows:
 
 
 def step_rows(run: Run) -> Rows:
-    """A row for each step, recorded term and tapped layer, counted from 1."""
+    """Return a row for each step, recorded term and tapped layer, counted from 1."""
     return [
         {"step": step["step"], "task": step["task"], "term": term, "layer": layer, "value": value}
         for step in run.steps
@@ -64,7 +64,7 @@ def step_rows(run: Run) -> Rows:
 
 
 def frame(rows: Rows) -> Any:
-    """As a pandas DataFrame."""
+    """Convert rows to a pandas DataFrame."""
     try:
         pandas = importlib.import_module("pandas")
     except ImportError:
@@ -73,7 +73,7 @@ def frame(rows: Rows) -> Any:
 
 
 def write_table(runs: Sequence[Run], file: Path, what: What = "runs", rule: str | None = None) -> int:
-    """A table as .csv or .parquet, by the name; returns the number of its rows."""
+    """Write a table as .csv or .parquet, by the file's name; return the number of rows."""
     rows = table(runs, what, rule)
     if file.suffix == ".csv":
         rows = [{as_cell(name): as_cell(value) for name, value in row.items()} for row in rows]

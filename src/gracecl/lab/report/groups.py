@@ -48,24 +48,26 @@ class Group:
         return str(self.runs[0].config["method"]) if self.runs else self.label
 
     def under(self, rule: str) -> Group:
-        """The same runs, seen through another inference rule."""
+        """Return the same runs under another inference rule."""
         return replace(self, rule=rule)
 
     def summarise(self, metric: str) -> Summary:
         return summarise([value_of(run, metric, self.rule) for run in self.runs])
 
     def cost(self, name: str) -> float:
-        """Mean over seeds of `seconds`, of a number in the configuration (`memory`, `parameters`) or in the times (`forward`)."""
+        """Return the mean over seeds of `seconds`, of a number in the configuration (`memory`) or in the timing
+        (`forward`).
+        """
         costs = [cost_of(run, name) for run in self.runs]
         return sum(costs) / len(costs) if costs else float("nan")
 
     def per_step(self, *names: str) -> float:
-        """Mean over seeds of what the runs' times say, per step of the stream; NaN where a run does not say."""
+        """Return the mean over seeds of a timing per step of the stream; NaN where a run lacks it."""
         sums = [sum(cost_of(run, name) for name in names) / max(run.length, 1) for run in self.runs]
         return sum(sums) / len(sums) if sums else float("nan")
 
     def minus(self, other: Group, metric: str) -> Paired:
-        """The difference on the seeds that both have, where both saw the same stream."""
+        """Return the difference on the seeds that both have, where both saw the same stream."""
         theirs = {_pair_key(run): value_of(run, metric, other.rule) for run in other.runs}
         shared = [run for run in self.runs if _pair_key(run) in theirs]
         return paired(
@@ -75,20 +77,20 @@ class Group:
 
 
 def value_of(run: Run, metric: str, rule: str) -> float:
-    """A metric by name, NaN when the run has none; `seconds` is the time spent training."""
+    """Return a metric by name, NaN if the run lacks it; `seconds` is the training time."""
     if metric == "seconds":
         return cost_of(run, metric)
     return measure(run, rule).get(metric, float("nan"))
 
 
 def cost_of(run: Run, name: str) -> float:
-    """NaN where the run does not say."""
+    """Return a cost by name, NaN if the run lacks it."""
     found = run.timing.get("train_seconds") if name == "seconds" else run.config.get(name, run.timing.get(name))
     return float(found) if isinstance(found, (int, float)) else float("nan")
 
 
 def group_runs(runs: Sequence[Run], *, unfinished_too: bool = False) -> list[Group]:
-    """The groups in the order in which their first runs come; of the finished runs unless all are wanted."""
+    """Group runs by method and setting, in the order of their first runs; unfinished ones only if asked for."""
     members: dict[str, list[Run]] = {}
     for run in runs:
         fixed = {key: value for key, value in run.config.items() if key not in (*VARIES_WITH_THE_SEED, *FOLLOWS)}
@@ -114,12 +116,12 @@ def group_apart(selections: Mapping[str, Sequence[Run]]) -> list[list[Group]]:
 
 
 def setting_of(run: Run, keys: Sequence[str] = SETTING) -> str:
-    """What a fair comparison holds fixed, in words."""
+    """Describe what a fair comparison holds fixed."""
     return ", ".join(str(run.config.get(key)) for key in keys if run.config.get(key) is not None)
 
 
 def options_that_vary(configs: Sequence[dict[str, Any]]) -> list[str]:
-    """Options beside the setting's that are not the same in all runs of some method."""
+    """List options outside the setting that differ between runs of the same method."""
     told = {*SETTING, *VARIES_WITH_THE_SEED, *FOLLOWS, *OF_THE_STREAM}
     by_method: dict[str, list[dict[str, Any]]] = {}
     for config in configs:
@@ -129,7 +131,7 @@ def options_that_vary(configs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def told_apart(configs: Sequence[dict[str, Any]], keys: Sequence[str] = SETTING) -> list[str]:
-    """Settings in short: of each only what is not the same in all."""
+    """Abbreviate settings to the parts that differ between them."""
     parts = [_parts(config, keys) for config in configs]
     names = dict.fromkeys(name for part in parts for name in part)
     varying = [name for name in names if len({part.get(name) for part in parts}) > 1]
@@ -138,7 +140,7 @@ def told_apart(configs: Sequence[dict[str, Any]], keys: Sequence[str] = SETTING)
 
 
 def _parts(config: dict[str, Any], keys: Sequence[str]) -> dict[str, str]:
-    """A setting in pieces by name, each as it is to be shown: of an expression its name and every option."""
+    """Split a setting into named parts: of an expression its name and each option."""
     found: dict[str, str] = {}
     for key in keys:
         value = config.get(key)

@@ -12,7 +12,7 @@ from gracecl.lab.report.runs import CONFIG, MATRICES, RECORD, SUMMARY, TIMING, R
 
 
 def keep_runs(source: Path, to: Path, every: int) -> tuple[list[Path], list[str]]:
-    """Write the finished runs below a folder into `to`/runs.jsonl, beside those that it has; of steps, keep every `every`-th.
+    """Write the finished runs below a folder into `to`/runs.jsonl, beside those it has; keep every `every`-th step.
 
     A study reads them like its own runs and does not execute them again. The file is replaced as a whole, or not at all. Returns
     the paths by which the kept runs are known, and a sentence about each run that cannot be read and is left out.
@@ -44,7 +44,7 @@ def keep_runs(source: Path, to: Path, every: int) -> tuple[list[Path], list[str]
 
 
 def parts_of(run: Run, every: int) -> dict[str, Any]:
-    """What a line holds of a finished run."""
+    """Collect what a line holds of a finished run."""
     if line := line_for(run.path):
         parts = line.read()
         return parts | {"record": thinned(parts["record"], every)}
@@ -60,7 +60,7 @@ def parts_of(run: Run, every: int) -> dict[str, Any]:
 
 
 def thinned(record: list[Any], every: int) -> list[Any]:
-    """Evaluations and ends of tasks, and some of the steps."""
+    """Keep evaluations, ends of tasks, and every `every`-th step of a record."""
 
     def stays(entry: Any) -> bool:
         return not isinstance(entry, dict) or entry.get("kind") != "step" or entry["step"] % every == 0

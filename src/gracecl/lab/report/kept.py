@@ -28,7 +28,7 @@ FILES_CACHED = 64
 
 @dataclass(frozen=True)
 class KeptRun:
-    """A line of such a file."""
+    """A line of `runs.jsonl`: one finished run."""
 
     file: Path
     number: int
@@ -45,7 +45,7 @@ class KeptRun:
         return self.file.parent / self.folder if self.folder else self.file
 
     def read(self) -> dict[str, Any]:
-        """The parts of the run, if they are as they were written."""
+        """Return the parts of the run; refuse a line that was changed."""
         body, _, seal = self.data.rpartition(SEAL.encode())
         try:
             values = dict(parse_json(self.data)) if seal == f'{Digest().add(body)}"}}'.encode() else {}
@@ -57,14 +57,14 @@ class KeptRun:
 
 
 def line_of(folder: PurePosixPath, parts: dict[str, Any]) -> bytes:
-    """A run as a line."""
+    """Encode a run as a line."""
     values = finite({"folder": str(folder), **{name: parts[name] for name in PARTS}})
     body = json.dumps(values, separators=(",", ":"), allow_nan=False)[:-1].encode()
     return body + f'{SEAL}{Digest().add(body)}"}}\n'.encode()
 
 
 def lines_in(file: Path) -> tuple[KeptRun, ...]:
-    """The lines of a file; none if it is not there."""
+    """Return the kept runs in a file; none if it does not exist."""
     if not file.is_file():
         return ()
     found = file.stat()
@@ -73,7 +73,7 @@ def lines_in(file: Path) -> tuple[KeptRun, ...]:
 
 @functools.lru_cache(FILES_CACHED)
 def _split(file: Path, _: tuple[int, ...]) -> tuple[KeptRun, ...]:
-    """Read a file once for as long as it stays the same: a study looks for each of its runs in all of them."""
+    """Split a file into runs; cached until it changes, as a study looks up each of its runs in every file."""
     lines, known = [], set[str]()
     for number, data in enumerate(read_file(file).split(b"\n"), start=1):
         if data.strip():
@@ -85,7 +85,7 @@ def _split(file: Path, _: tuple[int, ...]) -> tuple[KeptRun, ...]:
 
 
 def _folder_in(data: bytes) -> str:
-    """What a line names as the run's folder; empty if it names none below its own."""
+    """Return the run's folder that a line names; empty if it names none below its own."""
     text = data.decode("utf-8", errors="replace")
     try:
         folder, _ = json.JSONDecoder().raw_decode(text, len(BEGINNING) if text.startswith(BEGINNING) else len(text))
@@ -96,7 +96,7 @@ def _folder_in(data: bytes) -> str:
 
 
 def find_line(folder: Path) -> KeptRun | None:
-    """The line of the run that would have this folder, in a file of one of the folders above it."""
+    """Find the kept run that would have this folder, in files of the folders above it."""
     for above in folder.parents:
         if lines := lines_in(above / KEPT):
             name = folder.relative_to(above).as_posix()
@@ -106,10 +106,10 @@ def find_line(folder: Path) -> KeptRun | None:
 
 
 def find_lines(root: Path) -> list[KeptRun]:
-    """All lines of files in a folder and below."""
+    """Find all kept runs in a folder and below."""
     return [line for at, _, names in os.walk(root) if KEPT in names for line in lines_in(Path(at) / KEPT)]
 
 
 def in_order(paths: Iterable[Path]) -> list[Path]:
-    """By configuration and seed."""
+    """Sort folders by configuration and seed."""
     return sorted(paths, key=lambda path: (path.parent, len(path.name), path.name))

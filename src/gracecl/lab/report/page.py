@@ -54,12 +54,12 @@ DIFFERING = (
 
 
 def write(path: Path, runs: Sequence[Run], title: str, root: Path | None = None, paper: str = "auto") -> None:
-    """The page; folders of runs are told relative to `root`, and `paper` says which of its numbers stand beside ours."""
+    """Write the page; run folders are shown relative to `root`, `paper` selects the paper's numbers beside ours."""
     write_text(path, html(content(runs, title, root, paper)))
 
 
 def html(data: dict[str, Any]) -> str:
-    """The page with its scripts and its data. No `<` is left in the data, so that nothing there can end its element."""
+    """Return the page with its scripts and data. No `<` is left in the data, so nothing there can end its element."""
     text = json.dumps(finite(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     parts = {
         "style": _asset("page.css"),
@@ -76,7 +76,7 @@ def html(data: dict[str, Any]) -> str:
 
 
 def content(runs: Sequence[Run], title: str, root: Path | None = None, paper: str = "auto") -> dict[str, Any]:
-    """What the page knows, as plain values."""
+    """Collect the page's data as plain values."""
     groups = group_runs(runs)
     with_all = group_runs(runs, unfinished_too=True)
     columns = [column_for(group.runs, paper) for group in with_all]
@@ -132,7 +132,7 @@ def _run(place: int, run: Run, root: Path | None, points: int) -> dict[str, Any]
 
 
 def _printed(method: str, column: Column | None) -> dict[str, float]:
-    """What the paper has for a method, by our metrics."""
+    """Return the paper's values for a method, by our metrics."""
     values = {metric: column.value(method, metric) for metric in METRICS} if column else {}
     return {metric: value for metric, value in values.items() if value is not None}
 
@@ -142,7 +142,7 @@ def _used(columns: Sequence[Column | None], printed: Sequence[dict[str, float]])
 
 
 def _points(runs: Sequence[Run]) -> int:
-    """Of each curve, such that all of them together are not too many numbers."""
+    """Return the number of points per curve that keeps the page small."""
     curves = 0
     for run in runs:
         last = run.evals[-1] if run.evals else {"accuracy": {}}
@@ -152,7 +152,7 @@ def _points(runs: Sequence[Run]) -> int:
 
 
 def _evaluations(run: Run, most: int) -> list[dict[str, Any]]:
-    """The ends of tasks, and of the evaluations between them as many as there is room for."""
+    """Return the evaluations at task ends, and as many of those between as fit."""
     between = sum(not record["task_end"] for record in run.evals)
     room = max(1, most - (len(run.evals) - between))
     every = math.ceil(between / room) if between else 1
@@ -165,7 +165,7 @@ def _evaluations(run: Run, most: int) -> list[dict[str, Any]]:
 
 
 def _thinned(run: Run, name: str, most: int) -> dict[str, Any]:
-    """A recorded row as a few points: means of neighbours within a task."""
+    """Reduce a recorded term to a few points: means of neighbours within a task."""
     steps, values, tasks = run.series(name)
     size = math.ceil(len(steps) / most)
     parts = [
@@ -181,7 +181,7 @@ def _thinned(run: Run, name: str, most: int) -> dict[str, Any]:
 
 
 def _short(value: float | None) -> float | None:
-    """Five digits, as many as a curve can show."""
+    """Round to five significant digits."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")
 
 
@@ -193,7 +193,7 @@ def _metric(name: str) -> dict[str, Any]:
 
 
 def _setting(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """What all runs share, and how many values there are of what they do not."""
+    """Describe what all runs share, and count the values of what they do not."""
     told = []
     for name in SETTING:
         values = list(dict.fromkeys(str(run.config[name]) for run in runs if run.config.get(name) is not None))

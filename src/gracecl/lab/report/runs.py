@@ -62,12 +62,12 @@ def _or_nothing(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def _are_numbers(value: Any) -> bool:
-    """`{name: number or null}`."""
+    """True for `{name: number or null}`."""
     return isinstance(value, dict) and all(map(_or_nothing(_is_number), value.values()))
 
 
 def _are_rows(value: Any) -> bool:
-    """`{name: [number or null, …]}`."""
+    """True for `{name: [number or null, …]}`."""
     lists = list(value.values()) if isinstance(value, dict) else [None]
     return all(isinstance(row, list) and row and all(map(_or_nothing(_is_number), row)) for row in lists)
 
@@ -98,7 +98,7 @@ SETTINGS: dict[str, Callable[[Any], bool]] = {
 
 @dataclass(repr=False)
 class Run:
-    """What one run left behind: its settings, and its records in the order of steps."""
+    """A recorded run: its settings, and its records in the order of steps."""
 
     path: Path
     config: Record
@@ -124,11 +124,11 @@ class Run:
         return f"{self.config['method']} on {self.config['stream']}, seed {self.config['seed']}"
 
     def rules(self) -> list[str]:
-        """Every rule that was evaluated, taps included, in the order recorded."""
+        """List every evaluated rule, taps included, in the order recorded."""
         return list(dict.fromkeys(rule for record in self.evals for rule in record["accuracy"]))
 
     def matrix(self, rule: str) -> Array:
-        """a[t, j]: accuracy on task j after task t, NaN where absent, for the tasks that have ended so far."""
+        """Return a[t, j]: accuracy on task j after task t, NaN where absent, for the tasks that have ended."""
         self._check(rule)
         ends = [record for record in self.evals if record["task_end"] and rule in record["accuracy"]]
         size = max((record["task"] + 1 for record in ends), default=0)
@@ -139,18 +139,18 @@ class Run:
         return a
 
     def matrices(self) -> dict[str, list[list[float]]]:
-        """Those of all rules, as lists."""
+        """Return the matrices of all rules as lists."""
         return {rule: self.matrix(rule).tolist() for rule in self.rules()}
 
     def seen(self, rule: str) -> tuple[list[int], list[Array]]:
-        """Steps, and at each of them the accuracies on the tasks seen by then (any-time and task-end evaluations)."""
+        """Return steps, and at each the accuracies on the tasks seen by then (any-time and task-end evaluations)."""
         self._check(rule)
         chosen = [record for record in self.evals if rule in record["accuracy"]]
         rows = [_numbers(record["accuracy"][rule])[: record["task"] + 1] for record in chosen]
         return [record["step"] for record in chosen], rows
 
     def series(self, row: str) -> tuple[npt.NDArray[np.int64], Array, npt.NDArray[np.int64]]:
-        """Steps [S], values [S, layers] and tasks [S] of one recorded row; all empty when the run has no such row."""
+        """Return steps [S], values [S, layers] and tasks [S] of a recorded term; empty if the run lacks it."""
         chosen = [record for record in self.steps if row in record["rows"]]
         steps = np.array([record["step"] for record in chosen], dtype=np.int64)
         tasks = np.array([record["task"] for record in chosen], dtype=np.int64)
@@ -162,7 +162,7 @@ class Run:
         return steps, values, tasks
 
     def row_names(self, *, observed: bool) -> list[str]:
-        """Names of the recorded rows: observations (`log/…`), or else the losses."""
+        """List the recorded terms: observations (`log/…`), or else the losses."""
         names = dict.fromkeys(name for record in self.steps for name in record["rows"])
         return [name for name in names if name.startswith("log/") == observed]
 
@@ -193,12 +193,12 @@ class Run:
 
 
 def is_tap(rule: str) -> bool:
-    """`ncm_3` is the rule of a single tap; `ncm_mean` and `linear_last` are what a user would predict with."""
+    """True for the rule of a single tap (`ncm_3`), False for `ncm_mean` and `linear_last`."""
     return rule.rpartition("_")[2].isdigit()
 
 
 def measure(run: Run, rule: str) -> dict[str, float]:
-    """Every metric of one run under one rule; `ece` and `nll` where the last task's evaluation has them."""
+    """Compute every metric of a run under one rule; `ece` and `nll` where the last task's evaluation has them."""
     matrix, (_, rows) = run.matrix(rule), run.seen(rule)
     values = {name: metric(matrix) for name, metric in MATRIX_METRICS.items()}
     values |= {name: metric(rows) for name, metric in ANYTIME_METRICS.items()}
@@ -213,7 +213,7 @@ def measure(run: Run, rule: str) -> dict[str, float]:
 
 
 def _averages_of_what_was_tested(matrix: Array, rows: list[Array]) -> dict[str, float]:
-    """The metrics that are averages over tasks, of those that have test images; the others need a test of every task."""
+    """Compute the metrics that average over tasks, on tasks with test images; the others need every task tested."""
 
     def tested(evaluations: Iterable[Array]) -> list[Array]:
         return [row[~np.isnan(row)] for row in evaluations if not np.isnan(row).all()]
@@ -224,7 +224,7 @@ def _averages_of_what_was_tested(matrix: Array, rows: list[Array]) -> dict[str, 
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """The run in one small dictionary: what `summary.json` holds."""
+    """Return the content of `summary.json`."""
     rules = run.rules()
     return {
         "run": run_name(run.config),
@@ -240,7 +240,7 @@ def summary(run: Run) -> dict[str, Any]:
 
 
 def read_run(path: str | Place, record: Written | None = None) -> Run:
-    """Read one run from its folder, whose files must belong together, or from a line that keeps it.
+    """Read a run from its folder, whose files must belong together, or from a line of `runs.jsonl`.
 
     The configuration must be that of the folder, and every file must be of this configuration. The record must be the one that is
     given, or else the one that the run was finished with.
@@ -262,7 +262,7 @@ def read_run(path: str | Place, record: Written | None = None) -> Run:
 
 
 def line_for(folder: Path) -> KeptRun | None:
-    """The line that keeps the run of this folder; None where the folder itself holds something of it."""
+    """Return the kept line of a folder's run; None where the folder itself holds files of it."""
     return None if any(_holds(folder / name) for name in (CONFIG, *LEFT_BY_RUNS)) else find_line(folder)
 
 
@@ -283,7 +283,7 @@ def _assembled(
     plugins: list[str],
     record: Written | None,
 ) -> Run:
-    """A run of what was read; `source` is where its times are from."""
+    """Assemble a run from its parts; `source` is where its timing comes from."""
     _check_owner(source, timing, config)
     timing.pop("run", None)
     if not _are_numbers(timing):
@@ -301,7 +301,7 @@ def _assembled(
 
 
 def read_config(folder: Path) -> Record:
-    """The configuration of the run that has this folder, or would have it if it were not kept in a line."""
+    """Read the configuration of the run in a folder, or kept under that folder's name."""
     if line := line_for(folder):
         return _read_line(line).config
     file = folder / CONFIG
@@ -321,7 +321,7 @@ def _check_config(folder: Path, file: Path | KeptRun, config: Record) -> None:
 
 
 def without_config(folder: Path) -> str:
-    """What to say of a folder that has no config.json: a run whose configuration is lost, or no run."""
+    """Return the error for a folder without config.json: a run whose configuration is lost, or no run."""
     if left := [name for name in LEFT_BY_RUNS if _holds(folder / name)]:
         return f"{folder} has no {CONFIG} beside its {left[0]}; {remedy_for_config(folder)}"
     if line_for(folder) or find_lines(folder):
@@ -330,7 +330,7 @@ def without_config(folder: Path) -> str:
 
 
 def remedy_for_config(folder: Path) -> str:
-    """How to get a run's config.json back: a run that goes on writes it, a finished one does not."""
+    """Return how to restore config.json: an unfinished run writes it again, a finished one does not."""
     return PUT_BACK if _holds(folder / SUMMARY) else "the run's own 'gracecl run' command, given again, writes it anew"
 
 
@@ -370,7 +370,7 @@ def _record_of(folder: Path, config: Record) -> Written | None:
 
 
 def _check_owner(file: Path | KeptRun, told: Record, config: Record) -> None:
-    """Refuse a file that says it is another run's. One from before files named their run says less, or nothing."""
+    """Refuse a file that names another run. Older files name none."""
     own = {**{name: config[name] for name in REQUIRED_SETTINGS}, "run": run_name(config)}
     for name, value in own.items():
         if told.get(name, value) != value:
@@ -380,7 +380,7 @@ def _check_owner(file: Path | KeptRun, told: Record, config: Record) -> None:
 
 
 def read_runs(places: Iterable[Place]) -> tuple[list[Run], list[str]]:
-    """Those runs that can be read, and a sentence about each of the others: a damaged one does not hide the rest."""
+    """Read runs; return those that can be read and a sentence about each of the others."""
     runs, damaged = [], []
     for place in places:
         try:
@@ -400,19 +400,23 @@ def find_places(root: str | Path) -> list[Place]:
 
 
 def find_any(root: str | Path) -> list[Place]:
-    """Every run in `root` and below, whether it has something to report or not."""
+    """Find every run in `root` and below, reportable or not."""
     return _each_once(find_begun(root), find_lines(Path(root)))
 
 
 def _each_once(folders: Iterable[Path], lines: Iterable[KeptRun]) -> list[Place]:
-    """A run that has its folder still is read from there. A line that does not name its run stands for itself."""
+    """Read a run from its folder where that exists, else from its line. A line without a run's name stands for
+    itself.
+    """
     places: dict[Path, Place] = {line.path if line.folder else line.file / str(line.number): line for line in lines}
     places |= {folder: folder for folder in folders}
     return [places[path] for path in in_order(places)]
 
 
 def find_begun(root: str | Path) -> list[Path]:
-    """The folders in `root` and below that hold a run's configuration, or what a run left whose configuration is lost."""
+    """Find folders in `root` and below with a run's configuration, or with files of a run whose configuration is
+    lost.
+    """
     folder = Path(root)
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}")
@@ -428,7 +432,7 @@ def _holds(file: Path) -> bool:
 
 
 def taken_over(folder: Path) -> set[Path]:
-    """Runs elsewhere that the page of a study in this folder is made of."""
+    """Find runs elsewhere that the page of a study in this folder uses."""
     found = set()
     for file in folder.glob("*.json"):
         with suppress(OSError, ValueError, UserError):
@@ -439,7 +443,7 @@ def taken_over(folder: Path) -> set[Path]:
 
 
 def find_runs(root: str | Path, damaged: list[str] | None = None) -> list[Run]:
-    """Every run in `root` and below, by folder and seed. One that cannot be read is an error, or a sentence in a list of them."""
+    """Read every run in `root` and below, by folder and seed; collect errors in `damaged`, or raise them without it."""
     if damaged is None:
         return list(map(read_run, find_places(root)))
     runs, sentences = read_runs(find_places(root))
@@ -448,7 +452,7 @@ def find_runs(root: str | Path, damaged: list[str] | None = None) -> list[Run]:
 
 
 def read_summary(folder: Path) -> Record | None:
-    """What a finished run's summary.json holds; None where the run is not finished, or was cut off while it wrote the file."""
+    """Read a finished run's summary.json; None if the run is unfinished or stopped while writing it."""
     try:
         line = line_for(folder)
         found = line.read()["summary"] if line else read_sealed(folder / SUMMARY)
@@ -488,7 +492,7 @@ def _read_records(path: Path) -> list[Record]:
 
 
 def _checked_record(record: Any, source: str) -> Record | None:
-    """A record with all that its kind needs; None if it is of no kind that is known here."""
+    """Return a record with all fields of its kind; None if the kind is unknown."""
     kind = record.get("kind") if isinstance(record, dict) else None
     if not (isinstance(kind, str) and kind in REQUIRED_FIELDS):
         return None
@@ -503,5 +507,5 @@ def _checked_record(record: Any, source: str) -> Record | None:
 
 
 def _numbers(values: list[float | None]) -> Array:
-    """A JSON list as numbers, null as NaN."""
+    """Convert a JSON list to numbers, null to NaN."""
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)

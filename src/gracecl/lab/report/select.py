@@ -14,7 +14,7 @@ from gracecl.registry.spec import in_full
 
 
 def select(names: Sequence[str], root: Path, rule: str | None = None, damaged: list[str] | None = None) -> list[list[Group]]:
-    """The groups that each name means, under one inference rule if it is given; a single folder is a selection per method.
+    """Return the groups that each name means, under `rule` if given; a single folder becomes one selection per method.
 
     A run that cannot be read is an error, or a sentence in the list `damaged`.
     """
@@ -38,7 +38,7 @@ def select(names: Sequence[str], root: Path, rule: str | None = None, damaged: l
 
 
 def folder_of(name: str) -> Path:
-    """A folder, or the one that a study of that name keeps its runs in."""
+    """Return a folder, or the folder of the study with that name."""
     places = [Path(name), Path("results") / name, Path("runs") / name]
     found = [place for place in places if place.is_dir()]
     if not found:
@@ -47,7 +47,7 @@ def folder_of(name: str) -> Path:
 
 
 def runs_of(name: str, root: Path, damaged: list[str] | None = None) -> list[Run]:
-    """The runs in the folder of that name, or of the method below `root`."""
+    """Return the runs in the folder of that name, or of that method below `root`."""
     if Path(name).is_dir():
         return find_runs(name, damaged)
     if not root.is_dir():

@@ -15,7 +15,7 @@ from gracecl.lab.report.table import NOTHING, Cell, Entry, Table, number
 
 
 class Value(NamedTuple):
-    """A method's metric over its seeds, and the paper's."""
+    """A method's metric over its seeds, and the paper's value."""
 
     ours: Summary
     paper: float | None
@@ -29,27 +29,29 @@ class Value(NamedTuple):
         return math.nan if self.paper is None else self.ours.mean - self.paper
 
     def paper_entries(self) -> list[Entry]:
-        """The paper's number and the difference to it."""
+        """Return the paper's number and our difference to it."""
         if self.paper is None:
             return [NOTHING, NOTHING]
         spread = "" if self.paper_std is None else f" ± {self.paper_std:.1f}"
         return [f"{self.paper:.1f}{spread}", number(self.difference, 1, "+")]
 
     def marked(self, text: str) -> Cell:
-        """The text in bold for the best of a column, underlined for the second."""
+        """Return the text, bold for the best of a column, underlined for the second."""
         return Cell(text, bold=self.place == 0, underline=self.place == 1)
 
 
 @dataclass(frozen=True)
 class MethodRow:
-    """A method."""
+    """A row of the comparison: one method."""
 
     group: Group
     values: dict[str, Value]
     seconds: Summary
 
     def entries(self, show: Callable[[str, Value], Entry], printed: Sequence[str]) -> list[Entry]:
-        """Each metric as `show` has it, the paper's number and the difference behind those in `printed`."""
+        """Return each metric formatted by `show`, followed by the paper's number and the difference for metrics in
+        `printed`.
+        """
         found: list[Entry] = []
         for metric, value in self.values.items():
             found += [show(metric, value), *(value.paper_entries() if metric in printed else [])]
@@ -57,7 +59,7 @@ class MethodRow:
 
 
 def lines(groups: Sequence[Group], metrics: Sequence[str], column: Column | None = None) -> list[MethodRow]:
-    """A line per group, in their order."""
+    """Return a row per group, in their order."""
     values = {metric: [group.summarise(metric) for group in groups] for metric in metrics}
     places = {metric: _places(found, HIGHER_IS_BETTER[metric]) for metric, found in values.items()}
     return [

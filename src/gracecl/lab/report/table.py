@@ -130,7 +130,7 @@ class Table:
         return text.getvalue()
 
     def to_html(self) -> str:
-        """For a notebook or a page of one's own."""
+        """Return HTML for a notebook or a page."""
         sides = [' style="text-align:left"' if side == "l" else ' style="text-align:right"' for side in self.align]
         caption = "<br>".join(_html_text(part) for part in (self.title, self.caption) if part)
         body = "".join(_html_row("td", map(_html, row), sides) if row else "</tbody><tbody>" for row in self.rows)
@@ -146,7 +146,7 @@ class Table:
 
 
 def number(value: float, decimals: int, sign: str = "") -> str:
-    """Text of a number, `–` for NaN."""
+    """Format a number, `–` for NaN."""
     return NOTHING if math.isnan(value) else f"{value:{sign}.{decimals}f}"
 
 
@@ -216,7 +216,7 @@ IN_LATEX = {
 
 
 def _tex(text: str) -> str:
-    """Text as LaTeX prints it."""
+    """Escape text for LaTeX."""
     return "".join(IN_LATEX.get(character, character) for character in text)
 
 

@@ -28,7 +28,7 @@ BRIEF = dict.fromkeys(HIGHER_IS_BETTER, 1) | {"ece": 3, "nll": 2, "seconds": 0}
 
 
 def comparison_table(runs: Sequence[Run], metrics: Sequence[str] = COMPARED, column: Column | None = None) -> Table:
-    """One row per method: mean ± sample standard deviation over seeds, under the method's own inference rule.
+    """Return one row per method: mean ± sample standard deviation over seeds, under the method's own inference rule.
 
     The best of each column is bold and the second underlined; beside them stands what the paper has, if its column is given.
     """
@@ -54,7 +54,7 @@ def comparison_table(runs: Sequence[Run], metrics: Sequence[str] = COMPARED, col
 
 
 def rules_table(runs: Run | Sequence[Run]) -> Table:
-    """What each inference rule, and each tap alone, would have scored: one run, or the seeds of one method."""
+    """Return the score of each inference rule and each tap: of one run, or over the seeds of one method."""
     groups = group_runs([runs] if isinstance(runs, Run) else runs, unfinished_too=True)
     if len(groups) != 1:
         raise UserError("a table of inference rules is about the runs of one method; choose its folder")
@@ -71,7 +71,7 @@ def rules_table(runs: Run | Sequence[Run]) -> Table:
 
 
 def run_table(run: Run) -> Table:
-    """Every metric of one run, a column for each rule that combines or chooses taps."""
+    """Return every metric of one run, a column per rule that combines or chooses taps."""
     rules = [rule for rule in run.rules() if not is_tap(rule)]
     values = {rule: measure(run, rule) for rule in rules}
     rows = []
@@ -85,7 +85,7 @@ def run_table(run: Run) -> Table:
 
 
 def comparison_markdown(runs: Sequence[Run], metrics: Sequence[str] = COMPARED, column: Column | None = None) -> str:
-    """The comparison for a page: the same table with 95 % intervals, and paired differences to the first method."""
+    """Return the comparison for a page, with 95 % intervals and paired differences to the first method."""
     groups = group_runs(runs)
     found = sheet.lines(groups, metrics, column)
     printed = sheet.beside(found, metrics)
@@ -114,7 +114,7 @@ def comparison_markdown(runs: Sequence[Run], metrics: Sequence[str] = COMPARED, 
 
 
 def _differences(groups: list[Group], metrics: Sequence[str]) -> list[str]:
-    """Heading, table and note of the paired differences; nothing when no seed is shared."""
+    """Return heading, table and note of the paired differences; nothing if no seed is shared."""
     if not groups:
         return []
     first = groups[0]
@@ -141,12 +141,12 @@ def _left_out(groups: list[Group]) -> list[str]:
 
 
 def method_table(heads: Sequence[str], rows: Sequence[Sequence[Entry]], title: str = "", caption: str = "") -> Table:
-    """A table of names at the left and numbers at the right."""
+    """Return a table with names at the left and numbers at the right."""
     return Table(heads, "l" + "r" * (len(heads) - 1), rows, title, caption)
 
 
 def spread_text(values: Summary, decimals: int, *, interval: bool = False) -> str:
-    """`61.20 ± 0.42`, with `(± 1.05)` for the interval where there is one; the mean alone for one seed."""
+    """Format `61.20 ± 0.42`, with `(± 1.05)` for the interval where there is one; the mean alone for one seed."""
     text = number(values.mean, decimals)
     if not math.isnan(values.std):
         text += f" ± {number(values.std, decimals)}"
@@ -156,7 +156,7 @@ def spread_text(values: Summary, decimals: int, *, interval: bool = False) -> st
 
 
 def seeds_text(n: int) -> str:
-    """Their number; too few have no interval."""
+    """Format the number of seeds and say if they are too few for an interval."""
     return str(n) if n >= FEWEST_SEEDS else f"{n} seed{'' if n == 1 else 's'}: no interval"
 
 
@@ -169,5 +169,5 @@ def _difference(values: Paired, decimals: int) -> str:
 
 
 def p_text(p: float) -> str:
-    """`p = 0.012` or `p < 0.001`."""
+    """Format `p = 0.012` or `p < 0.001`."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"

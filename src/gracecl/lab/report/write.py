@@ -20,7 +20,7 @@ FORMATS = ("html", "md", "csv", "tex", *FIGURES)
 
 
 def write_run_report(path: str | Path, record: Written | None = None) -> dict[str, Any]:
-    """Write summary.json, accuracy.json and the pictures of one run into its folder; the summary is returned.
+    """Write summary.json, accuracy.json and the pictures of a run into its folder; return the summary.
 
     `record` is what the run recorded, to be compared with what is there; the summary holds it for whoever reads the run later.
     """
@@ -42,7 +42,7 @@ def write_comparison(
     metrics: Sequence[str] = COMPARED,
     paper: str = "auto",
 ) -> list[Path]:
-    """Write a report about the given runs, or else about all runs below `root`, into that folder; what was written.
+    """Write a report on the given runs, or on all runs below `root`, into that folder; return the files written.
 
     `html` is the page report.html, `md` report.md with comparison.png, `csv` and `tex` report.csv and report.tex, `pdf` and `svg`
     the folder figures. Tables have these metrics, and beside them the paper's numbers: of the same data set and memory with `auto`,
@@ -81,7 +81,7 @@ def write_comparison(
 
 
 def write_figures(folder: Path, runs: Sequence[Run], kind: str) -> list[Path]:
-    """Everything that there is to draw: of the comparison, and of the first run of each method; the files that were written."""
+    """Draw all figures of the comparison and of the first run of each method; return the files written."""
     folder.mkdir(parents=True, exist_ok=True)
     groups = [group for group in group_runs(runs) if group.runs]
     over_time = "accuracy-over-the-stream"
@@ -107,6 +107,6 @@ def write_figures(folder: Path, runs: Sequence[Run], kind: str) -> list[Path]:
 
 
 def _setting(runs: Sequence[Run], name: str) -> str:
-    """`stream: split-digits(tasks=5)`, every value that occurs."""
+    """Format `stream: split-digits(tasks=5)` with every value that occurs."""
     values = dict.fromkeys(str(run.config[name]) for run in runs if run.config.get(name) is not None)
     return f"{name}: {' / '.join(f'`{value}`' for value in values)}" if values else ""

@@ -31,10 +31,10 @@ Scalars = dict[str, float]
 
 
 class Log:
-    """One run in one view."""
+    """A run in an experiment tracker."""
 
     def __init__(self, place: Path, name: str, config: dict[str, Any], known_as: str | None) -> None:
-        """`place` is what holds all runs, `known_as` what an earlier attempt at this run was known as."""
+        """Open the run in the tracker; `place` holds all runs, `known_as` is its id there from an earlier attempt."""
         self.known_as = known_as
 
     def scalars(self, step: int, values: Scalars) -> None:
@@ -126,7 +126,7 @@ LOGS: dict[str, type[Log]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflo
 
 
 def check(kinds: Sequence[str]) -> None:
-    """Before any run begins: that the views exist and their libraries are there."""
+    """Refuse unknown trackers and those whose library is missing, before any run begins."""
     for kind in kinds:
         if kind not in LOGS:
             raise UserError(f"there is no --log {kind} (there are: {', '.join(LOGS)})")
@@ -138,7 +138,7 @@ def check(kinds: Sequence[str]) -> None:
 
 @contextmanager
 def logging(works: Sequence[Work], place: Path, kinds: Sequence[str]) -> Iterator[None]:
-    """While the block runs, and once more at its end, what the runs record is handed on."""
+    """Hand what the runs record to the trackers while the block runs, and once more at its end."""
     if not kinds:
         yield
         return
@@ -165,7 +165,7 @@ def logging(works: Sequence[Work], place: Path, kinds: Sequence[str]) -> Iterato
 
 
 class Tail:
-    """What one run has recorded since the last look, on its way to one view. A view that fails is left alone; the run goes on."""
+    """Follow a run's record and hand new lines to one tracker. If the tracker fails, the run continues without it."""
 
     def __init__(self, work: Work, place: Path, kind: str) -> None:
         self.folder, self.title = work.folder, work.config.title
@@ -178,7 +178,7 @@ class Tail:
 
     @property
     def complete(self) -> bool:
-        """Whether an earlier command has handed on all of it."""
+        """Whether an earlier command has handed on the whole record."""
         return self.note.is_file() and (self.folder / SUMMARY).is_file()
 
     def look(self) -> None:
@@ -234,7 +234,7 @@ class Tail:
             write_json(self.note, note)
 
     def _finish(self) -> None:
-        """Of a finished run: the matrix as a picture, and what it took."""
+        """Log the accuracy matrix as a picture and the timing of a finished run."""
         if self.log is None or not (self.folder / SUMMARY).is_file():
             return
         timing = read_sealed(self.folder / "timing.json")
@@ -247,7 +247,9 @@ class Tail:
 
 
 def scalars_of(entry: dict[str, Any]) -> Scalars:
-    """The numbers of one line of a record, by name: terms per layer, accuracies per rule (mean over tasks seen) and per task."""
+    """Return the numbers of a record's line by name: terms per layer, accuracies per rule (mean over tasks seen)
+    and per task.
+    """
     if entry["kind"] == "step":
         return {
             f"{term}/{layer}" if len(values) > 1 else term: value
@@ -269,5 +271,5 @@ def scalars_of(entry: dict[str, Any]) -> Scalars:
 
 
 def _plain_name(name: str) -> str:
-    """Of letters that MLflow takes."""
+    """Replace characters that MLflow refuses."""
     return "".join(letter if letter.isalnum() or letter in "_-. /" else "_" for letter in name)

@@ -27,16 +27,16 @@ FLUSH_EVERY = 50
 
 
 def fetch(tables: Sequence[LossTable]) -> list[dict[str, list[float]]]:
-    """The values of several tables, in one transfer from the device."""
+    """Fetch the values of several tables in one transfer from the device."""
     stacked = iter(torch.cat([value.float().flatten() for table in tables for value in table.values()]).tolist())
     return [{row: list(islice(stacked, value.numel())) for row, value in table.items()} for table in tables]
 
 
 class Recorder:
-    """Appends to one file; `latest` is the last step's rows, for the progress line."""
+    """Append events to a record file; `latest` holds the last step's terms for the progress line."""
 
     def __init__(self, path: Path, kept: Written | None = None) -> None:
-        """Keeps of an earlier record what was `kept` by a checkpoint, as a resumed run writes the rest again.
+        """Open the record, keeping of an earlier one what a checkpoint counts on (`kept`).
 
         The rest is dropped when something is written, so that a run which is refused leaves the record as it was.
         """
@@ -54,18 +54,18 @@ class Recorder:
         self.latest: dict[str, list[float]] = {}
 
     def step(self, step: int, task: int, outcome: StepResult, kind: Literal["step", "fit"] = "step") -> None:
-        """A step, or the end of the fit before its evaluation."""
+        """Record a step, or the end of the fit before an evaluation."""
         self._pending.append(({"kind": kind, "step": step, "task": task, "images": outcome.images}, outcome))
         if len(self._pending) >= FLUSH_EVERY:
             self.flush()
 
     def event(self, kind: str, step: int, **values: Any) -> None:
-        """An evaluation or the end of a task: written at once, after the steps before it."""
+        """Write an evaluation or the end of a task at once, after the steps before it."""
         self.flush()
         self._write([{"kind": kind, "step": step, **values}])
 
     def flush(self) -> None:
-        """Fetches the pending tables in one transfer and hands their lines to the system."""
+        """Fetch the pending tables in one transfer and write their lines."""
         if not self._pending:
             return
         pending, self._pending = self._pending, []
@@ -79,7 +79,7 @@ class Recorder:
             self._write(lines)
 
     def sync(self) -> Written:
-        """Writes what is pending so that it outlasts a power cut; returns how far the record goes now."""
+        """Write pending lines durably (fsync); return how far the record goes."""
         self.flush()
         try:
             self._drop_rest()
@@ -106,7 +106,7 @@ class Recorder:
         self._note(data)
 
     def _drop_rest(self) -> None:
-        """Once, of what an earlier process wrote."""
+        """Truncate what an earlier process wrote beyond the checkpoint, once."""
         if not self._rest_dropped:
             self._file.truncate(self._bytes)
             sync_folder(self.path.parent)

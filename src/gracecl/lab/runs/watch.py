@@ -20,7 +20,7 @@ LAST_SHOWN = 5
 
 @dataclass(frozen=True)
 class RunProgress:
-    """Where a run is."""
+    """Position and rate of a run."""
 
     title: str
     at: int
@@ -41,18 +41,18 @@ class RunProgress:
 
 
 class Watch:
-    """Shows nothing; the base of those that do."""
+    """Observe a run; this base class shows nothing."""
 
     @contextmanager
     def following(self, trainer: Trainer, title: str) -> Iterator[None]:
         yield
 
     def advance(self) -> None:
-        """Called after each step."""
+        """Update after a step."""
 
 
 class Follower(Watch):
-    """Knows where its run is."""
+    """Track the progress of a run."""
 
     @contextmanager
     def following(self, trainer: Trainer, title: str) -> Iterator[None]:
@@ -64,7 +64,7 @@ class Follower(Watch):
         yield
 
     def due(self, seconds: float) -> bool:
-        """Whether the last look is so long ago; if so, this is one."""
+        """Return whether `seconds` have passed since the last update; if so, restart the clock."""
         now = time.monotonic()
         self._note_fit(now)
         if now - self.looked < seconds:
@@ -79,7 +79,7 @@ class Follower(Watch):
         return RunProgress(self.title, self.trainer.at, len(self.trainer.stream), rate, self._state())
 
     def _state(self) -> list[str]:
-        """The headline accuracy of the last evaluation, the running accuracy on the step's images, the entropies."""
+        """Describe the headline test accuracy, the running training accuracy and the entropies."""
         latest, evaluation = self.trainer.recorder.latest, self.trainer.evaluation
         parts = self._fit()
         rule = self.trainer.engine.chain.rule
@@ -93,7 +93,7 @@ class Follower(Watch):
         return parts
 
     def _fit(self) -> list[str]:
-        """Where the fit is that an evaluation waits for, and its rate since it began or was resumed."""
+        """Describe the fit that an evaluation waits for, and its rate since it began or was resumed."""
         fit, now = self.trainer.engine.unfinished_fit, time.monotonic()
         if fit is None:
             return []
@@ -102,14 +102,14 @@ class Follower(Watch):
         return [f"fit {fit.at} of {fit.of}, {(fit.at - at) / max(now - began, 1e-9):.1f}/s"]
 
     def _note_fit(self, now: float) -> None:
-        """Notes where and when a fit was first met."""
+        """Note the position and time at which a fit was first seen."""
         fit = self.trainer.engine.unfinished_fit
         if fit is not None and self.fit_from[0] != self.trainer.at:
             self.fit_from = self.trainer.at, fit.at, now
 
 
 class LiveWatch(Follower):
-    """On a terminal a bar, elsewhere lines; both show step, rate, time left, accuracy and the entropy of each layer."""
+    """Show a bar on a terminal, lines elsewhere: step, rate, time left, accuracy and the entropy of each layer."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -147,7 +147,7 @@ class LiveWatch(Follower):
 
 
 class Reporter(Follower):
-    """Tells somebody else where the run is, about once a second."""
+    """Report the progress of a run to a callback, about once a second."""
 
     def __init__(self, tell: Callable[[RunProgress], None]) -> None:
         self.tell = tell
@@ -165,7 +165,9 @@ class Reporter(Follower):
 
 
 class Board:
-    """Several runs: on a terminal a table of those that run and that ended last, elsewhere lines that name their run."""
+    """Show several runs: on a terminal a table of running and recently ended ones, elsewhere lines that name their
+    run.
+    """
 
     def __init__(self, total: int, ended: int) -> None:
         self.total, self.ended, self.failed = total, ended, 0
@@ -193,7 +195,7 @@ class Board:
             yield
 
     def show(self, run: Hashable, progress: RunProgress) -> None:
-        """A run is somewhere."""
+        """Update the progress of a run."""
         self._part[run] = progress.at / max(progress.total, 1)
         self._first.setdefault(run, self._part[run])
         self._running[run] = progress
@@ -203,7 +205,7 @@ class Board:
             self.say(str(progress))
 
     def end(self, run: Hashable, text: str, finished: bool) -> None:
-        """A run has come to its end, or will not."""
+        """Mark a run as ended."""
         self.ended += 1
         self.failed += not finished
         self._part[run] = 1.0
@@ -221,7 +223,7 @@ class Board:
             self._live.console.print(plain(text), markup=False, highlight=False)
 
     def _table(self) -> Any:
-        """What ended last, what runs, and how far all of it is."""
+        """Return the table of recently ended and running runs, with the overall progress."""
         from rich.progress_bar import ProgressBar
         from rich.table import Column, Table
         from rich.text import Text
@@ -240,7 +242,7 @@ class Board:
         return table
 
     def _so_far(self) -> str:
-        """`3 of 10 runs, ~12 min left`, as if all runs took about the same time."""
+        """Return `3 of 10 runs, ~12 min left`, assuming that all runs take about the same time."""
         text = f"{self.ended} of {self.total} runs"
         found = sum(self._first.values())
         done = sum(self._part.values()) - found
@@ -269,6 +271,6 @@ def _of_bar(progress: RunProgress) -> dict[str, Any]:
 
 
 def clock(progress: RunProgress) -> str:
-    """The time that is left, as on a clock."""
+    """Format the time left as h:mm:ss."""
     minutes, seconds = divmod(round(progress.seconds_left), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if progress.rate else "-:--:--"

@@ -32,7 +32,7 @@ ENOUGH = 10
 
 @dataclass(frozen=True)
 class Point:
-    """A method that the paper has a number of."""
+    """A method that the paper has a value for."""
 
     row: str
     method: str
@@ -46,7 +46,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Correlation:
-    """Spearman's."""
+    """Spearman's rank correlation."""
 
     rho: float
     p: float | None
@@ -54,7 +54,7 @@ class Correlation:
 
 
 def points(runs: Sequence[Run]) -> list[Point]:
-    """Those of the runs' methods that the paper has, in its order."""
+    """Return the runs' methods that the paper has, in its order."""
     from scipy.stats import rankdata
 
     reported = paper.accuracies()
@@ -73,7 +73,7 @@ def points(runs: Sequence[Run]) -> list[Point]:
 
 
 def correlation(found: Sequence[Point]) -> Correlation | None:
-    """None for fewer methods than have an order worth comparing."""
+    """Compute Spearman's correlation; None for fewer methods than have an order worth comparing."""
     if len(found) < FEWEST:
         return None
     from scipy.stats import spearmanr
@@ -123,12 +123,12 @@ def sections(results: Results) -> list[Section]:
 
 
 def in_column(where: Mapping[str, Any] | None) -> bool:
-    """Whether a run is set beside the column that methods are ranked by, or beside none."""
+    """Return whether a run belongs to the column that methods are ranked by, or to none."""
     return where is None or all(where.get(name) == paper.ACCURACY[name] for name in ("dataset", "buffer_size"))
 
 
 def verdict(found: Sequence[Point], agreement: Correlation | None) -> str:
-    """Spearman's correlation and the outliers, in words."""
+    """State Spearman's correlation and the outliers."""
     if agreement is None:
         return f"{len(found)} methods have no order worth comparing."
     chance = "" if agreement.p is None else f" (p = {agreement.p:.2g})"
@@ -143,7 +143,7 @@ def verdict(found: Sequence[Point], agreement: Correlation | None) -> str:
 
 
 def draw(found: Sequence[Point], agreement: Correlation | None, path: Path, scale: str) -> None:
-    """One labelled point per method; outliers in another colour."""
+    """Draw a labelled point per method, outliers in another colour."""
     figure = style.new_figure(5.2)
     axes = figure.subplots()
     ordinary, unlike = style.METHOD_COLOURS[:2]

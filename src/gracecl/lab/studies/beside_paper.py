@@ -31,7 +31,7 @@ COSTS = {"time": ("seconds", 60.0, "minutes"), "parameters": ("parameters", 1e6,
 
 @dataclass(frozen=True)
 class PaperRow:
-    """A method in one of the tables."""
+    """A row of one of the paper's tables: one method."""
 
     dataset: str | None
     memory: int | None
@@ -43,7 +43,7 @@ class PaperRow:
 
 
 def lines(runs: Sequence[Run], beside: Sequence[Mapping[str, Any] | None]) -> list[PaperRow]:
-    """Table after table; in each the best first, by its first metric."""
+    """Return the rows table by table; in each the best first, by its first metric."""
     tables: dict[tuple[Any, Any], list[tuple[Run, Mapping[str, Any]]]] = {}
     for run, where in zip(runs, beside, strict=True):
         if where is not None:
@@ -61,7 +61,7 @@ def lines(runs: Sequence[Run], beside: Sequence[Mapping[str, Any] | None]) -> li
 
 
 def values(group: Group, where: Mapping[str, Any]) -> dict[str, Value]:
-    """One for each metric of the paper's table."""
+    """Return our value and the paper's for each metric of the paper's table."""
     metrics = list(dict.fromkeys(record["metric"] for record in paper.records(table=where["table"])))
     row, made = row_of(group.method), {}
     for metric in metrics:
@@ -72,7 +72,7 @@ def values(group: Group, where: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def ours(group: Group, metric: str) -> Summary:
-    """What the paper calls so, in its unit."""
+    """Return our summary of the paper's metric, in its unit."""
     if metric in OURS:
         return group.summarise(OURS[metric])
     name, unit, _ = COSTS[metric]
@@ -118,7 +118,7 @@ def sections(results: Results) -> list[Section]:
 
 
 def markdown(found: Sequence[PaperRow]) -> str:
-    """One of the tables."""
+    """Return one table."""
     heads = ["method", "row", "seeds"]
     for metric in found[0].values:
         heads += [heading(metric), "paper", "difference"]
@@ -132,14 +132,14 @@ def markdown(found: Sequence[PaperRow]) -> str:
 
 
 def heading(metric: str) -> str:
-    """Ours, and what the paper calls it."""
+    """Return our name of a metric and the paper's."""
     if metric in COSTS:
         return COSTS[metric][2]
     return f"{OURS[metric]} ({metric}) {'↑' if HIGHER_IS_BETTER[OURS[metric]] else '↓'}"
 
 
 def as_data(line: PaperRow) -> dict[str, Any]:
-    """For JSON."""
+    """Convert to plain values for JSON."""
     metrics = {
         metric: {
             "ours": value.ours.mean,

@@ -45,7 +45,7 @@ def sections(results: Results) -> list[Section]:
 
 
 def of_group(group: Group) -> dict[str, Any]:
-    """Means over the seeds."""
+    """Return the means over seeds."""
 
     def mean(*names: str, unit: float) -> float:
         values = [sum(float(run.timing.get(name, math.nan)) for name in names) / unit for run in group.runs]

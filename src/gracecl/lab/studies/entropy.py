@@ -46,7 +46,7 @@ def sections(results: Results) -> list[Section]:
 
 
 def of_method(runs: Sequence[Run]) -> dict[str, Any]:
-    """Of each layer in the last task, mean over seeds, and how far the layers are apart."""
+    """Return the entropy of each layer in the last task, mean over seeds, and the spread between layers."""
     layers = np.mean([last_task(run) for run in runs], axis=0)
     return {
         "layers": layers.tolist(),

@@ -65,7 +65,7 @@ def sections(results: Results) -> list[Section]:
 
 
 def pairs(runs: Sequence[Run], without: str, with_feedback: str) -> list[tuple[Run, Run]]:
-    """Two runs on each stream that both methods saw, seed after seed, in the setting where they share the most seeds."""
+    """Pair the runs of both methods on each stream, by seed, in the setting where they share the most seeds."""
     found: dict[str, list[tuple[Run, Run]]] = {}
     others = {run.config["stream_hash"]: run for run in runs if run.config["method"] == with_feedback}
     for run in runs:
@@ -76,7 +76,7 @@ def pairs(runs: Sequence[Run], without: str, with_feedback: str) -> list[tuple[R
 
 
 def over_seeds(runs: Sequence[Run], kept: Sequence[bool]) -> dict[str, list[Any]]:
-    """What is measured of each run, seed after seed; the sharpness is None where the weights of one of the two were not kept."""
+    """Measure each run, by seed; the sharpness is None where the weights of either run were not kept."""
     measured = [
         accuracies(run) | {"sharpness": sharpness_of(run) if weights else None} for run, weights in zip(runs, kept, strict=True)
     ]
@@ -84,13 +84,13 @@ def over_seeds(runs: Sequence[Run], kept: Sequence[bool]) -> dict[str, list[Any]
 
 
 def mean(values: Sequence[Any]) -> Any:
-    """Over the seeds that have one; NaN where none has."""
+    """Average over the seeds that have a value; NaN where none has."""
     known = [value for value in values if value is not None]
     return np.mean(known, axis=0) if known else np.nan
 
 
 def difference(with_feedback: Sequence[Any], without: Sequence[Any]) -> Paired:
-    """On the seeds where both are known, layers taken together."""
+    """Compare on the seeds where both are known, averaged over layers."""
     known = [(a, b) for a, b in zip(with_feedback, without, strict=True) if a is not None and b is not None]
     return paired([np.mean(a) for a, _ in known], [np.mean(b) for _, b in known])
 
@@ -123,7 +123,7 @@ def picture(without: Run, with_feedback: Run, path: Path, title: str) -> None:
 
 
 def accuracies(run: Run) -> dict[str, Any]:
-    """Of each layer's linear head, in percent: on the images of the last steps, and on the test images at the end."""
+    """Return each layer's linear accuracy in percent: on the last steps' images, and on the test images at the end."""
     steps, values, _ = run.series("log/accuracy")
     layers = values.shape[1]
     last = values[steps > steps[-1] - LAST_STEPS] if len(steps) else values

@@ -25,7 +25,7 @@ NOTES = (
 
 @dataclass(frozen=True)
 class Made:
-    """How the runs of a page came about."""
+    """Provenance of a page's runs."""
 
     command: str
     planned: int
@@ -35,7 +35,7 @@ class Made:
 
 
 def write(study: Study, results: Results, made: Made) -> str:
-    """Writes both files and the pictures; returns the table."""
+    """Write both files and the pictures; return the table."""
     found, configs = table.lines(results.runs), [run.config for run in results.runs]
     setting = {key: list(dict.fromkeys(config.get(key) for config in configs)) for key in SETTING}
     commits = Counter(str(config.get("commit")) for config in configs)
@@ -73,7 +73,7 @@ def write(study: Study, results: Results, made: Made) -> str:
 
 
 def rendered(name: str, results: Results) -> list[Section]:
-    """What a renderer makes of the runs."""
+    """Call a renderer and check what it returns."""
     sections = renderers.get(name)(results)
     if not isinstance(sections, list) or not all(isinstance(section, Section) for section in sections):
         raise UserError(f"the renderer '{name}' returned {sections!r:.80}; return a list of gracecl.lab.studies.results.Section")
@@ -81,5 +81,5 @@ def rendered(name: str, results: Results) -> list[Section]:
 
 
 def counted(found: Mapping[str, int]) -> str:
-    """`a` alone, or each with its number of runs."""
+    """Format counts: `a` alone, or each name with its number of runs."""
     return f"`{next(iter(found))}`" if len(found) == 1 else ", ".join(f"`{name}` ({count} runs)" for name, count in found.items())

@@ -35,7 +35,7 @@ HEADS = (
 
 @dataclass(frozen=True)
 class PairedRow:
-    """A method against the control in one setting, and what it costs beside it."""
+    """A method compared with the control in one setting, and its relative cost."""
 
     comparison: Comparison
     images: float
@@ -50,7 +50,7 @@ class PairedRow:
 
 
 def compare(runs: Sequence[Run], control: str) -> list[PairedRow]:
-    """Every method against another of its setting: grace(m, …) against the m inside if that has runs, others against `control`."""
+    """Compare grace(m, …) with m where that has runs, other methods with `control`, each in its own setting."""
     pairs = [(setting, group, other) for setting, groups in settings(runs).items() for group, other in opponents(groups, control)]
     return [
         PairedRow(
@@ -63,7 +63,7 @@ def compare(runs: Sequence[Run], control: str) -> list[PairedRow]:
 
 
 def settings(runs: Sequence[Run]) -> dict[str, list[Group]]:
-    """Groups of runs by what a fair comparison holds fixed."""
+    """Group runs by what a fair comparison holds fixed."""
     found: dict[str, list[Run]] = {}
     keys = held_fixed(runs)
     for run in runs:
@@ -72,12 +72,14 @@ def settings(runs: Sequence[Run]) -> dict[str, list[Group]]:
 
 
 def held_fixed(runs: Sequence[Run]) -> list[str]:
-    """Stream, net, taps, memory, and whatever else a study gives several values, such as optimizers."""
+    """List what comparisons hold fixed: stream, net, taps, memory, and other options with several values in the
+    study.
+    """
     return list(dict.fromkeys([*SETTING, "taps", *options_that_vary([run.config for run in runs])]))
 
 
 def opponents(groups: Sequence[Group], control: str) -> list[tuple[Group, Group]]:
-    """Each group and the one that it is compared with, on the seeds where both saw the same stream."""
+    """Pair each group with the one it is compared with, where they share streams."""
     by_method = {group.method: group for group in groups if group.runs}
     found = []
     for method, group in by_method.items():
@@ -88,7 +90,7 @@ def opponents(groups: Sequence[Group], control: str) -> list[tuple[Group, Group]
 
 
 def without_feedback(method: str) -> str:
-    """The m of grace(m, …); of another expression nothing."""
+    """Return m of grace(m, …); empty for other expressions."""
     call = ast.parse(method, mode="eval").body
     if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "grace" and call.args:
         return ast.get_source_segment(method, call.args[0]) or ""
@@ -96,12 +98,12 @@ def without_feedback(method: str) -> str:
 
 
 def against(comparison: Comparison, control: str) -> tuple[Cell, ...]:
-    """What a method is compared with, where it is not the study's control."""
+    """Name what a method is compared with, where it is not the study's control."""
     return () if comparison.other == control else (Cell("against"), Cell(comparison.other, code=True))
 
 
 def markdown(found: Sequence[PairedRow], control: str) -> str:
-    """The table alone, setting after setting, the largest difference first."""
+    """Return the tables by setting, the largest difference first."""
     tables = []
     for setting in dict.fromkeys(line.comparison.setting for line in found):
         here = [line for line in found if line.comparison.setting == setting]

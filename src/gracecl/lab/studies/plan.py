@@ -28,7 +28,7 @@ WARM_UP, TIMED = 6, 14
 
 @dataclass(frozen=True)
 class Probe:
-    """What twenty steps of a configuration showed."""
+    """Measurements from twenty steps of a configuration."""
 
     steps: int
     """of a whole run"""
@@ -44,7 +44,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Estimate:
-    """One configuration, whatever its seed."""
+    """Estimated cost of one configuration over its seeds."""
 
     config: RunConfig
     left: int
@@ -66,7 +66,7 @@ class Estimate:
 
 
 def estimates(works: Sequence[Work], threads: int = 1) -> Iterator[Estimate]:
-    """One for each configuration that has runs left, as soon as it is made."""
+    """Yield an estimate for each configuration that has runs left."""
     left: dict[RunConfig, list[Work]] = {}
     for work in works:
         if not work.finished:
@@ -76,7 +76,7 @@ def estimates(works: Sequence[Work], threads: int = 1) -> Iterator[Estimate]:
 
 
 def in_a_process(work: Work, threads: int) -> Probe:
-    """The probe of a run, made by a process that does nothing else."""
+    """Probe a run in a process of its own."""
     order = json.dumps(asdict(work) | {"threads": threads}, default=str)
     done = subprocess.run(launch.child_command(__name__), input=order, capture_output=True, text=True, check=False)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
@@ -88,7 +88,7 @@ def in_a_process(work: Work, threads: int) -> Probe:
 
 
 def serve() -> None:
-    """What that process does."""
+    """Probe the run on standard input: the main function of that process."""
     order = json.loads(sys.stdin.read())
     try:
         with in_use(order["plugins"]), with_threads(order["threads"]):
@@ -99,7 +99,7 @@ def serve() -> None:
 
 
 def probe(config: RunConfig, data_root: str | None) -> Probe:
-    """A few steps at the start of the first task, then of the second, where every method has a past to deal with."""
+    """Time a few steps of the first task, then of the second, where every method has a past to deal with."""
     engine, stream = learner_and_stream(config, data_root)
     second = int(stream.marks[0]) + 1 if len(stream.marks) > 1 else WARM_UP // 2
     steps = [step for step in (*range(WARM_UP // 2), *range(second, second + WARM_UP // 2 + TIMED)) if step < len(stream)]
@@ -119,7 +119,7 @@ def probe(config: RunConfig, data_root: str | None) -> Probe:
 
 
 def forward_flops(engine: Engine, shape: tuple[int, int, int]) -> float:
-    """Of one image. Only a forward pass is counted: PyTorch's counter takes the gradient of a depthwise kernel for a full one's."""
+    """Count the FLOPs of one image's forward pass: PyTorch's counter overstates gradients of depthwise kernels."""
     from torch.utils.flop_counter import FlopCounterMode
 
     images = torch.zeros(2, *shape, device=engine.device)
@@ -129,7 +129,7 @@ def forward_flops(engine: Engine, shape: tuple[int, int, int]) -> float:
 
 
 def line(found: Estimate) -> str:
-    """One configuration, in a line."""
+    """Describe one estimate in a line."""
     config, probed = found.config, found.probe
     return (
         f"{found.left} × {config.method}, {config.stream}, memory {config.memory}: {probed.steps:,} steps of {probed.images:,.0f} "
@@ -139,7 +139,7 @@ def line(found: Estimate) -> str:
 
 
 def total(found: Sequence[Estimate], jobs: int) -> str:
-    """All that is left, in a line."""
+    """Describe the total in a line."""
     runs, hours = sum(one.left for one in found), sum(one.hours for one in found)
     images, flops = sum(one.images for one in found), sum(one.flops for one in found)
     held = sum(sorted((one.probe.peak_bytes for one in found for _ in range(one.left)), reverse=True)[:jobs])

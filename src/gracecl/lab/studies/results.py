@@ -18,7 +18,7 @@ from gracecl.lab.report import Run
 
 @dataclass(frozen=True)
 class Section:
-    """What a page has beyond its table."""
+    """A section of a study's page below its table."""
 
     key: str
     """of `data` in the study's JSON"""
@@ -29,7 +29,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Results:
-    """Runs, and what renderers need to know of their study."""
+    """The runs of a study, and what renderers need to know of it."""
 
     name: str
     """of the page and the pictures beside it"""
@@ -42,7 +42,7 @@ class Results:
     out: Path
 
     def titled(self, title: str) -> str:
-        """The title of a picture."""
+        """Return the title of a picture, with the scale."""
         return f"{title} (scale {self.scale})"
 
 
@@ -51,6 +51,6 @@ Renderer = Callable[[Results], list[Section]]
 
 
 def needs_control(renderer: Renderer) -> Renderer:
-    """Decorator below `register`: a study that shows this must name a control."""
+    """Decorate a renderer, below `register`: a study that shows it must name a control."""
     renderer.needs_control = True  # type: ignore[attr-defined]
     return renderer

@@ -17,7 +17,7 @@ PLACES = (Path("results"), Path("runs"))
 
 
 def reuse(works: Sequence[Work], out: Path) -> tuple[list[Work], dict[str, int]]:
-    """The same runs, those that are finished elsewhere in the folder where they are; and how many were found in which folder."""
+    """Point each unfinished run to a folder where another study finished it; return the runs and counts by folder."""
     others = [folder for folder in folders_beside(out) if folder.resolve() != out.resolve()]
     found, taken = [], Counter[str]()
     for work in works:
@@ -30,7 +30,7 @@ def reuse(works: Sequence[Work], out: Path) -> tuple[list[Work], dict[str, int]]
 
 
 def folders_beside(out: Path) -> list[Path]:
-    """Those in the same folder, and in the usual places."""
+    """List the folders beside `out` and in the usual places."""
     parents = {place.resolve(): place for place in (out.parent, *PLACES) if place.is_dir()}
     return sorted({folder for place in parents.values() for folder in place.iterdir() if folder.is_dir()})
 

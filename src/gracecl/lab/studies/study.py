@@ -88,7 +88,7 @@ KINDS: dict[type, str] = {str: "text in quotes", list: "a list", dict: "a table"
 
 @dataclass(frozen=True)
 class Planned:
-    """A run of a study."""
+    """A run that a study asks for."""
 
     config: RunConfig
     paper: Mapping[str, Any] | None = None
@@ -97,7 +97,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class RunGrid:
-    """Runs that have their methods and seeds in common, and every combination of their options."""
+    """A grid of runs: methods × every combination of options, with common seeds."""
 
     methods: tuple[str, ...]
     own_methods: bool
@@ -110,7 +110,7 @@ class RunGrid:
     paper: Mapping[str, Any] | None
 
     def configs(self, asked: Sequence[str]) -> list[RunConfig]:
-        """Of one seed. `asked` are methods in place of the study's; a block with methods of its own has those among them."""
+        """Return the configurations for one seed; `asked` replaces the study's methods, and filters a grid's own."""
         wanted = set(map(in_full, asked))
         methods = [method for method in self.methods if not asked or in_full(method) in wanted] if self.own_methods else asked
         found = []
@@ -121,7 +121,7 @@ class RunGrid:
         return found
 
     def count(self, asked: Sequence[str]) -> int:
-        """How many configurations there are at most."""
+        """Return the largest possible number of configurations."""
         return len(asked if asked and not self.own_methods else self.methods) * math.prod(map(len, self.options.values()))
 
 
@@ -145,7 +145,9 @@ class Study:
         return f"Scale {self.scale}: {ABOUT_SCALES[self.scale]}."
 
     def plan(self, methods: Sequence[str] = (), seeds: Sequence[int] | None = None) -> list[Planned]:
-        """The runs, seed after seed, so that every method has one before any has two; `methods` in place of the study's."""
+        """Return the runs, seed by seed, so that every method has one before any has two; `methods` replaces the
+        study's.
+        """
         numbers = parse_numbers(self.seeds, "seeds") if seeds is None else seeds
         for method in methods:
             parse_method(method)
@@ -169,13 +171,13 @@ class Study:
 
 
 def names() -> list[str]:
-    """The studies that come with the library."""
+    """List the studies that come with the library."""
     found = (file.name for file in resources.files(__package__).iterdir())
     return sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml"))
 
 
 def read(name: str, scale: str | None = None, quick: bool = False) -> Study:
-    """A study by its name, or a file of one's own by its path, at a scale: of those it has the first unless one is asked for."""
+    """Read a study by name, or a user's file by path, at a scale (default: the first it has)."""
     source = StudyFile(name)
     scales = source.scales()
     if scale is not None and scale not in scales:
@@ -202,17 +204,17 @@ def read(name: str, scale: str | None = None, quick: bool = False) -> Study:
 
 
 def made_quick(block: RunGrid, named: bool) -> RunGrid:
-    """On the digits, and with few methods: those that [quick] names, if it does."""
+    """Reduce a grid to the digits and few methods: those that [quick] names, if it does."""
     methods = block.methods[:1] if block.own_methods else block.methods if named else block.methods[:QUICK_METHODS]
     kept = {name: values for name, values in block.options.items() if name not in ("normalise", "augment")}
     return replace(block, methods=methods, options={**kept, **QUICK_SETTING}, defaults="none")
 
 
 class StudyFile:
-    """A study's file and those that it begins from, checked."""
+    """A study's file with its base files, checked."""
 
     def __init__(self, name: str, beside: Path | None = None, above: tuple[str, ...] = ()) -> None:
-        """`beside` is the folder of the file that names this one as its base, `above` the files that led here."""
+        """Read a study; `beside` is the folder of the file that names it as base, `above` the files that led here."""
         own = name.endswith(".toml")
         path = (beside or Path()) / name
         self.file, self.name = (str(path), path.stem) if own else (f"study {name}", name)
@@ -245,7 +247,7 @@ class StudyFile:
             raise UserError(f"{self.file} is not a TOML file: {error}; docs/studies.md shows one") from None
 
     def _check(self, values: Any, where: str, *, top: bool = False) -> None:
-        """Every key is known and has a value of its kind, at the top, in a scale or in a block; `where` tells which."""
+        """Refuse unknown keys and values of the wrong kind; `where` names the place: top, scale or [[runs]]."""
         if not isinstance(values, dict):
             raise UserError(f"{self.file}: {where.strip()} must be a table; write {where.strip()} on a line of its own")
         for alias, name in ALIASES.items():
@@ -297,12 +299,12 @@ class StudyFile:
             )
 
     def scales(self) -> list[str]:
-        """Those that the file or what it begins from has."""
+        """List the scales that the file or its base has."""
         inherited = self.base.scales() if self.base else []
         return [scale for scale in SCALES if scale in self.content or scale in inherited]
 
     def at(self, scale: str, alone: bool = False) -> dict[str, Any]:
-        """All that holds at a scale, of what the file begins from, of its top and of the scale; `alone` only of the scale."""
+        """Return the merged settings at a scale: base, then file, then scale; with `alone` only the scale's."""
         values = self.base.at(scale, alone) if self.base else {}
         parts = [self.content.get(scale, {})]
         if not alone:
@@ -312,7 +314,7 @@ class StudyFile:
         return values
 
     def block(self, values: Mapping[str, Any], own: Mapping[str, Any]) -> RunGrid:
-        """A block, with what stands above it."""
+        """Build the grid of a [[runs]] block, with the settings above it."""
         whole = together({key: value for key, value in values.items() if key not in OF_A_STUDY}, own)
         if "methods" not in whole:
             raise UserError(f'{self.file} names no methods; add for example methods = ["er()"]')
@@ -328,7 +330,7 @@ class StudyFile:
 
 
 def together(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """The second in place of the first, key by key; `paper` field by field."""
+    """Merge settings key by key, the second over the first; `paper` field by field."""
     merged = {ALIASES.get(key, key): value for part in (values, more) for key, value in part.items()}
     if "paper" in values and "paper" in more:
         merged["paper"] = {**values["paper"], **more["paper"]}

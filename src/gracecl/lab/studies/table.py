@@ -15,7 +15,7 @@ HEADS = ("method", "acc ↑", "forgetting ↓", "images per step, forward", "bac
 
 @dataclass(frozen=True)
 class StudyRow:
-    """A method in one setting; means over its seeds."""
+    """A row of the study's table: a method in one setting, means over its seeds."""
 
     setting: str
     method: str
@@ -35,7 +35,7 @@ class StudyRow:
 
 
 def lines(runs: Sequence[Run]) -> list[StudyRow]:
-    """A line for each method, setting after setting, the most accurate first."""
+    """Return a row for each method, by setting, the most accurate first."""
     by_setting: dict[str, list[Run]] = {}
     for run in runs:
         by_setting.setdefault(setting_of(run), []).append(run)
@@ -65,7 +65,7 @@ def _line(setting: str, group: Group) -> StudyRow:
 
 
 def markdown(found: Sequence[StudyRow]) -> str:
-    """The table alone; one for each setting, below its name, where there are several."""
+    """Return the tables, one per setting, each below its setting's name where there are several."""
     settings = list(dict.fromkeys(line.setting for line in found))
     tables = [
         Table(HEADS, "lrrrrrll", [_row(line) for line in found if line.setting == setting], setting if len(settings) > 1 else "")

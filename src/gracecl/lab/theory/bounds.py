@@ -35,7 +35,7 @@ STATIONARY = 0.01
 
 
 def between(start: Point, end: Point, at: float | Tensor) -> dict[str, Tensor]:
-    """The point at a fraction of the way."""
+    """Return the point at a fraction of the way from one to another."""
     return {name: value + at * (end[name] - value) for name, value in start.items()}
 
 
@@ -52,7 +52,7 @@ def norm(vector: Point) -> float:
 
 
 def fractions(points: int) -> list[float]:
-    """So many places from 0 to 1, both ends included."""
+    """Return `number` evenly spaced fractions from 0 to 1."""
     return [index / (points - 1) for index in range(points)]
 
 
@@ -61,7 +61,7 @@ def fractions(points: int) -> list[float]:
 
 @dataclass(frozen=True)
 class Values:
-    """An objective at a point."""
+    """An objective's values at a point."""
 
     risk: float
     entropies: tuple[float, ...]
@@ -73,7 +73,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Slopes:
-    """First derivatives of an objective at a point."""
+    """An objective's first derivatives at a point."""
 
     total: dict[str, Tensor]
     """∇(R + λΔ)"""
@@ -112,7 +112,7 @@ class Objective:
         return total
 
     def slopes(self, theta: Point) -> Slopes:
-        """The gradients of R and of each H_l apart from each other, and what they make together."""
+        """Return the gradients of R and of each H_l, and of their sum."""
         factors = self._factors(self._terms(theta))
         leaves = {name: value.detach().requires_grad_() for name, value in theta.items()}
         rows = [{name: torch.zeros_like(value) for name, value in theta.items()} for _ in factors]
@@ -127,7 +127,7 @@ class Objective:
         return Slopes(total, norm(rows[0]), tuple(norm(row) for row in rows[1:]))
 
     def curvature(self, start: Point, end: Point, at: float) -> float:
-        """u'∇²(R + λΔ)u at a fraction of the way from `start` to `end`, u the unit vector of that way.
+        """Return u'∇²(R + λΔ)u at a fraction of the way from `start` to `end`, u its unit vector.
 
         With ψ = [R, H_1, …] as a function of the way x and w the weight of each in the objective, it is w·ψ'' + 2 λ Σ_l (H_l')².
         One backward pass through a backward pass gives both: g = d(w·ψ)/dx, then ∂g/∂x = w·ψ'' and ∂g/∂w = ψ'.
@@ -150,7 +150,7 @@ class Objective:
             return torch.stack([part(theta).double().cpu() for part in self.parts]).sum(dim=0)
 
     def _factors(self, terms: Tensor) -> Tensor:
-        """By how much the objective grows with R and with each H_l."""
+        """Return the derivatives of the objective by R and by each H_l."""
         return torch.cat([torch.ones_like(terms[:1]), 2 * self.weight * (terms[1:] - self.target)])
 
 
@@ -190,7 +190,8 @@ def complexity(kl: float, samples: int, delta: float) -> float:
 
 
 def choice_cost(rung: int, families: int = 1) -> float:
-    """What choosing the variance by the data adds to KL: ln(π² j²/6) for rung j ≥ 1 of a ladder, ln(families) for the ladder.
+    """Return what choosing the variance by the data adds to KL: ln(π² j²/6) for rung j ≥ 1 of a ladder,
+    ln(families) for the ladder.
 
     Rung j gets the share 6/(π² j²) of δ; the shares sum to 1, so the bound holds for all rungs at once.
     """
@@ -279,7 +280,7 @@ class Segment:
 
 
 def measure_segment(objective: Objective, before: Point, after: Point, points: int = 11) -> Segment:
-    """Of one task's way, at so many points of it."""
+    """Measure one task's segment at `points` places."""
     moved = difference(before, after)
     length = norm(moved)
     first, last = objective.slopes(before), objective.slopes(after)
@@ -302,13 +303,13 @@ def measure_segment(objective: Objective, before: Point, after: Point, points: i
 
 
 def largest_gradient(objective: Objective, start: Point, end: Point, points: int = 11) -> float:
-    """Of the objective at so many points of a straight way: an estimate of the supremum from below."""
+    """Return the objective's largest gradient norm at places of a segment: a lower estimate of the supremum."""
     return max(norm(objective.gradient(between(start, end, at))) for at in fractions(points))
 
 
 @dataclass(frozen=True)
 class ForgettingBound:
-    """Theorem 2 for one pair of tasks: what was forgotten and each level of what bounds it, tighter ones first.
+    """Theorem 2 for one pair of tasks: the forgetting and its upper bounds, tighter ones first.
 
     A level that rests on μ_k > 0 is None where that fails.
     """

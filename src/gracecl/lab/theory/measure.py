@@ -75,7 +75,7 @@ ANEW = "run it again with --snapshots and another --out"
 
 @dataclass(frozen=True)
 class Settings:
-    """How closely to look."""
+    """Accuracy of the measurement."""
 
     draws: Annotated[int, AtLeast(2)] = 20
     """from each posterior"""
@@ -93,7 +93,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Noise:
-    """A variance that was tried while one was chosen."""
+    """A variance that was tried."""
 
     family: str
     rung: int
@@ -117,14 +117,14 @@ class NoiseSearch:
 
     @property
     def tolerated(self) -> Noise | None:
-        """The one with the smallest KL among those that the net stands; None where it stands none."""
+        """The variance with the smallest KL among those that keep the error low; None if none does."""
         stood = [noise for noise in self.tried if noise.training_error <= self.error + TOLERATED]
         return min(stood, key=lambda noise: noise.kl, default=None)
 
 
 @dataclass(frozen=True)
 class Theory:
-    """Everything that was measured, for the page."""
+    """All measurements, for the page."""
 
     folder: Path
     config: RunConfig
@@ -153,7 +153,7 @@ class Theory:
 
 @dataclass(frozen=True)
 class Images:
-    """A set of images as something the net can be asked about at any θ."""
+    """A set of images on which the net can be evaluated at any θ."""
 
     net: nn.Module
     normalise: Callable[[Tensor], Tensor]
@@ -168,18 +168,18 @@ class Images:
         return replace(self, x=self.x[:number], y=self.y[:number])
 
     def objective(self, weight: float, target: float) -> Objective:
-        """1 - p_y and the entropies, for theorem 2."""
+        """Return 1 - p_y and the entropies, for theorem 2."""
         return Objective([self._part(rows, self._missing) for rows in self._slices()], weight, target)
 
     def errors(self) -> Objective:
-        """0-1 error and the entropies, for theorem 1; it has no gradient."""
+        """Return the 0-1 error and the entropies, for theorem 1, without gradients."""
         return Objective([self._part(rows, self._wrong) for rows in self._slices()])
 
     def _slices(self) -> list[slice]:
         return [slice(start, start + BATCH) for start in range(0, len(self.y), BATCH)]
 
     def _part(self, rows: slice, loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Point], Tensor]:
-        """What these images contribute to [R, H_1, …]."""
+        """Return what a batch of images contributes to [R, H_1, …]."""
 
         def part(theta: Point) -> Tensor:
             y = self.y[rows]
@@ -204,7 +204,7 @@ class Images:
 
 
 def measure(folder: Path, settings: Settings, data_root: Path | None = None) -> Theory:
-    """Both theorems for the run in a folder."""
+    """Measure both theorems for the run in a folder."""
     work = Work.begun(folder, data_root)
     with work.own_code():
         return _measure(work, settings)
@@ -282,7 +282,7 @@ def _measure(work: Work, settings: Settings) -> Theory:
 
 
 def entropy_weight(config: RunConfig) -> tuple[float, str]:
-    """λ, and where it comes from."""
+    """Return λ and its origin."""
     found = [part for part in spec.parse_method(config.method).parts if isinstance(part, Grace)]
     if not found:
         return 0.0, "λ = 0, because the method has no entropy term"
@@ -293,7 +293,7 @@ def entropy_weight(config: RunConfig) -> tuple[float, str]:
 
 
 def target_entropies(run: report.Run, ends: list[int]) -> tuple[float, ...]:
-    """H* of each task: the mean over the layers of the recorded entropy, over the task's last recorded steps."""
+    """Return H* of each task: the recorded entropy over the task's last recorded steps, mean over layers."""
     steps, values, _ = run.series("log/H")
     starts = [-1, *ends[:-1]]
     rows = [values[(steps > start) & (steps <= end)] for start, end in zip(starts, ends, strict=True)]
@@ -303,7 +303,7 @@ def target_entropies(run: report.Run, ends: list[int]) -> tuple[float, ...]:
 
 
 def _snapshot(work: Work, number: int, device: torch.device) -> dict[str, Tensor]:
-    """The net as it was when so many tasks had ended."""
+    """Load the net as it was after `ended` tasks."""
     file = snapshot_file(work.folder, number)
     if not file.parent.is_dir():
         raise UserError(f"the run in {work.folder} kept no snapshots; {ANEW}")
@@ -328,14 +328,14 @@ def _positions(stream: Stream, ends: list[int], number: int) -> slice:
 
 
 def _samples(stream: Stream, ends: list[int], number: int) -> int:
-    """n_t: training images that the stream showed in a task."""
+    """Return n_t: the training images that the stream showed in a task."""
     return len(np.unique(stream.order[_positions(stream, ends, number)]))
 
 
 def _images_of_task(
     net: TappedNet, stream: Stream, ends: list[int], number: int, settings: Settings, entropies: bool
 ) -> tuple[Images, Images]:
-    """A task's training and test images, or as many of them as are wanted."""
+    """Return a task's training and test images, at most as many as wanted."""
     data, task = stream.data, int(stream.task_of_step[ends[number]])
     training = np.unique(stream.order[_positions(stream, ends, number)])
     test = np.flatnonzero(stream.test_task == task)
@@ -355,7 +355,7 @@ def _images_of_task(
 
 
 def fold_norms(net: nn.Module) -> dict[str, float]:
-    """Lets every BatchNorm compute x · scale + shift from two buffers of that name, and returns the ε of each by its name.
+    """Let every BatchNorm compute x · scale + shift from two buffers of that name; return the ε of each by its name.
 
     PyTorch's own has no derivative by the running statistics. The modules stay what they are, for nets that ask for their type.
     """
@@ -375,7 +375,7 @@ def _scale_and_shift(norm: BatchNorm, x: Tensor) -> Tensor:
 
 
 def fold(snapshot: Mapping[str, Tensor], norms: Mapping[str, float]) -> dict[str, Tensor]:
-    """A snapshot with scale and shift in the place of what BatchNorm holds."""
+    """Replace the statistics and weights of BatchNorm in a snapshot by scale and shift."""
     found = dict(snapshot)
     for name, eps in norms.items():
         mean, variance = found.pop(f"{name}.running_mean"), found.pop(f"{name}.running_var")
@@ -386,7 +386,7 @@ def fold(snapshot: Mapping[str, Tensor], norms: Mapping[str, float]) -> dict[str
 
 
 def _used_tensors(images: Images, snapshots: list[dict[str, Tensor]]) -> list[str]:
-    """Names of the tensors that the wanted outputs depend on at any of the snapshots: projectors, for one, play no part."""
+    """Name the tensors that the outputs depend on at any snapshot: projectors, for one, play no part."""
     used: dict[str, None] = {}
     x = images.normalise(images.x[:BATCH])
     for snapshot in snapshots:
@@ -406,7 +406,7 @@ def _of_norms(theta: Point, norms: Mapping[str, float]) -> dict[str, Tensor]:
 
 
 def variances(prior_centre: Point, family: str, variance: float) -> dict[str, float]:
-    """Of each tensor, from what was known before the task began."""
+    """Return the variance of each tensor, from what was known before the task began."""
     if family == "isotropic":
         return dict.fromkeys(prior_centre, variance)
     squares = {name: float(value.double().square().mean()) for name, value in prior_centre.items()}
@@ -414,7 +414,7 @@ def variances(prior_centre: Point, family: str, variance: float) -> dict[str, fl
 
 
 def drawn(centre: Point, spread: Mapping[str, float], *key: int | str) -> dict[str, Tensor]:
-    """One draw around a point."""
+    """Draw a sample around a point."""
     generator = torch.Generator().manual_seed(rng.key(*key) >> 1)
     found = {}
     for name, value in centre.items():
@@ -423,7 +423,7 @@ def drawn(centre: Point, spread: Mapping[str, float], *key: int | str) -> dict[s
 
 
 def choose_noise(images: Images, before: Point, after: Point, samples: int, settings: Settings, seed: int) -> NoiseSearch:
-    """Tries every variance with few draws and images. Whatever the choice, `choice_cost` has paid for it."""
+    """Try every variance with few draws and images; `choice_cost` pays for the choice."""
     few = images.first(SEARCH_IMAGES).errors()
     tried = []
     for family in FAMILIES:
@@ -440,7 +440,7 @@ def choose_noise(images: Images, before: Point, after: Point, samples: int, sett
 
 @dataclass(frozen=True)
 class PacBayesTask:
-    """A task as theorem 1 sees it."""
+    """A task for theorem 1."""
 
     number: int
     samples: int
@@ -450,7 +450,7 @@ class PacBayesTask:
     target: float
 
     def measure(self, noise: Noise, before: Point, after: Point, settings: Settings, seed: int) -> PacBayes:
-        """With the chosen variance and all draws."""
+        """Evaluate the bound with the chosen variance and all draws."""
         spread = variances(before, noise.family, noise.variance)
         training, test = (replace(images.errors(), target=self.target) for images in (self.training, self.test))
         draws = (drawn(after, spread, seed, "theory", self.number, draw) for draw in range(settings.draws))
@@ -481,7 +481,7 @@ class PacBayesTask:
 def forgetting_of_all_pairs(
     populations: list[Objective], thetas: list[dict[str, Tensor]], segments: list[Segment], points: int, advance: Advance
 ) -> list[ForgettingBound]:
-    """Every s < t; `thetas` begin with the one before the first task."""
+    """Return the bounds for every s < t; `thetas` begin with the one before the first task."""
     found = []
     for old, population in enumerate(populations, start=1):
         at_first, steepness = population.values(thetas[old]).total, 0.0

@@ -31,7 +31,7 @@ MOST_PAIRS = 15
 
 
 def write(theory: Theory) -> None:
-    """theory.json, theory.png and theory.md, in the run's folder."""
+    """Write theory.json, theory.png and theory.md into the run's folder."""
     write_json(theory.folder / "theory.json", as_json(theory))
     draw(theory, theory.folder / "theory.png")
     write_text(theory.folder / "theory.md", markdown(theory))
@@ -41,7 +41,7 @@ def write(theory: Theory) -> None:
 
 
 def as_json(theory: Theory) -> dict[str, Any]:
-    """Every number, the levels spelled out."""
+    """Return every number as plain values, by level."""
     delta, all_tasks = theory.settings.delta, _all_tasks(theory)
     tasks = [
         asdict(task)
@@ -94,7 +94,7 @@ def _pair_json(pair: ForgettingBound) -> dict[str, Any]:
 
 
 def _all_tasks(theory: Theory) -> float:
-    """δ for each task such that all bounds hold at once with probability 1 - δ."""
+    """Return the δ of each task for which all bounds hold at once with probability 1 - δ."""
     return theory.settings.delta / len(theory.tasks)
 
 
@@ -156,7 +156,7 @@ def _pair_rows(theory: Theory) -> Rows:
 
 
 def tables(theory: Theory) -> list[RichTable]:
-    """For the terminal, where 80 columns leave no room for everything that the page has."""
+    """Return the tables for a terminal of 80 columns."""
     found = [
         _table("Theorem 1: PAC-Bayes, per task", _task_rows(theory), leave_out=("v", "bound,\nprinted KL")),
         _table("Theorem 2: the way of each task", _segment_rows(theory), leave_out=("of it\nnorms", "‖∇R̂_k‖\nat θ_k-1")),
@@ -239,7 +239,7 @@ def markdown(theory: Theory) -> str:
 
 
 def reading(theory: Theory) -> str:
-    """What the numbers do and do not show, in one paragraph."""
+    """Summarise in one paragraph what the numbers show."""
     delta = theory.settings.delta
     bounds = [task.bound(delta) for task in theory.tasks]
     noisy = [task.test_error - task.net_error for task in theory.tasks]
@@ -297,7 +297,7 @@ def _reading_of_forgetting(theory: Theory) -> str:
 
 
 def _chord(theory: Theory) -> str:
-    """Whether the first level is backed where the printed proof leaves the polyline."""
+    """Say whether the first level is supported where the printed proof leaves the polyline."""
     longer = [pair for pair in theory.pairs if pair.new > pair.old + 1]
     above = sum(pair.chord_steepness > pair.steepness for pair in longer)
     if not longer:
@@ -329,7 +329,7 @@ def _markdown(rows: Rows) -> str:
 
 
 def draw(theory: Theory, path: Path) -> None:
-    """Left: theorem 1 per task. Right: theorem 2 per pair, every level on one logarithmic axis."""
+    """Draw theorem 1 per task (left) and theorem 2 per pair (right), every level on one logarithmic axis."""
     pairs = list(theory.pairs)
     if len(pairs) > MOST_PAIRS:
         pairs = [pair for pair in pairs if pair.new in (pair.old + 1, len(theory.tasks))]

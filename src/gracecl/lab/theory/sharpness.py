@@ -28,7 +28,7 @@ RADIUS, DIRECTIONS = 0.05, 10
 def sharpness(
     loss: Callable[[], float], weights: Sequence[Tensor], radius: float = RADIUS, directions: int = DIRECTIONS, seed: int = 0
 ) -> float:
-    """The mean rise of `loss()` when the weights are moved; they are afterwards what they were."""
+    """Return the mean rise of `loss()` when the weights are moved; they are restored afterwards."""
     here, rises = loss(), []
     saved = [value.detach().clone() for value in weights]
     try:
@@ -46,7 +46,7 @@ def sharpness(
 
 
 def direction(value: Tensor, radius: float, draws: np.random.Generator) -> Tensor:
-    """Uniform on the sphere whose radius is this part of the tensor's norm."""
+    """Draw uniformly from the sphere with this fraction of the tensor's norm as radius."""
     drawn = torch.from_numpy(draws.standard_normal(tuple(value.shape))).to(value)
     moved: Tensor = drawn * (radius * value.norm() / drawn.norm().clamp(min=1e-30))
     return moved
@@ -59,7 +59,7 @@ def put(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 def mean_cross_entropy(net: TappedNet, images: Tensor, labels: Ints) -> float:
-    """Over the images and over the heads, in evaluation mode."""
+    """Return the mean over images and heads, in evaluation mode."""
     total = 0.0
     for rows, taps in net.sweep(images):
         y = torch.from_numpy(labels[rows]).to(taps.logits.device)
@@ -68,7 +68,7 @@ def mean_cross_entropy(net: TappedNet, images: Tensor, labels: Ints) -> float:
 
 
 def of_run(folder: Path) -> float:
-    """At a finished run's last weights, on the images of its memory."""
+    """Return the sharpness at a finished run's last weights, on the images of its memory."""
     work = Work.begun(folder)
     engine, _ = learner_and_stream(work.in_its_layout(), work.data_root)
     engine.load_state_dict(checkpoint.load(folder / "checkpoint.safetensors")["trainer"]["engine"])

@@ -38,7 +38,7 @@ TRIALS, DEFAULTS = "trials.json", "defaults.toml"
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched for, on which part of the data, and by which measure."""
+    """A search: its space, its part of the data, and its metric."""
 
     config: RunConfig
     """of the runs that the values are for, on the whole stream"""
@@ -72,12 +72,12 @@ class Search:
         return as_typed(["gracecl", "tune", self.config.method, "--space", *space, *told, *options])
 
     def use(self, method: str, file: Path) -> str:
-        """The command that runs a method with what was found."""
+        """Return the command that runs a method with the options found."""
         setting = {name: value for name, value in asdict(self.config).items() if name not in SETTINGS}
         return as_typed(["gracecl", "run", method, *option_words(setting, str(file)), *self._plugin_words])
 
     def works(self, values: Values, out: Path) -> list[Work]:
-        """The runs of a trial."""
+        """Return the runs of a trial."""
         config = replace(with_values(self.config, values), stream=self.stream)
         return [Work.new(replace(config, seed=seed), out, self.data_root, self.plugins) for seed in self.seeds]
 
@@ -86,7 +86,7 @@ class Search:
         return [word for plugin in self.plugins for word in ("--plugin", plugin)]
 
     def text(self, score: Summary) -> str:
-        """`acc 71.23 ± 0.80`."""
+        """Format a score: `acc 71.23 ± 0.80`."""
         return f"{self.metric} {spread_text(score, DECIMALS.get(self.metric, 2))}"
 
 
@@ -98,7 +98,7 @@ def tune(
     threads: int | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Trial:
-    """Searches until so many trials are over, counting those of earlier attempts, and returns the best."""
+    """Search until `number` trials are done, earlier attempts included, and return the best."""
     trials.library()
     if search.sampler == "grid":
         number = min(number, len(trials.grid(search.space)))
@@ -150,7 +150,7 @@ def score_of(work: Work, metric: str) -> float:
 
 
 def data_of(search: Search) -> dict[str, Any]:
-    """What part of the data the search uses, for whoever reads its result."""
+    """Describe the part of the data that the search uses."""
     whole, part = (streams.build(stream, search.seeds[0], search.data_root) for stream in (search.config.stream, search.stream))
     if search.tasks >= whole.tasks:
         raise UserError(
@@ -168,7 +168,7 @@ def data_of(search: Search) -> dict[str, Any]:
 
 
 def result(search: Search, found: Trials, best: Trial, data: dict[str, Any]) -> str:
-    """The file of defaults: an entry for each method in the expression, and where the values come from."""
+    """Return the file of defaults: an entry for each method in the expression, with the provenance of the values."""
     config = with_values(search.config, best.values)
     source = (
         f"gracecl tune: the best of {len(found)} trials, {search.text(best.score)} on the held-out {search.validation:.0%} of the "

@@ -38,7 +38,7 @@ Values = Mapping[Name, Any]
 
 @dataclass(frozen=True)
 class Range:
-    """All numbers between two."""
+    """All numbers between two bounds."""
 
     low: float
     high: float
@@ -54,7 +54,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of some values."""
+    """A list of values."""
 
     values: tuple[Any, ...]
 
@@ -70,7 +70,7 @@ Space = dict[Name, Range | Choice]
 
 
 def parse(texts: Sequence[str], config: RunConfig, method: str) -> Space:
-    """The space that texts describe for a configuration; every value in a list and both ends of a range are checked with it.
+    """Parse a search space for a configuration; check every listed value and both ends of each range against it.
 
     `method` is the expression as the user wrote it: what it gives comes before any file of defaults, so there is no search for it.
     """
@@ -93,7 +93,7 @@ def parse(texts: Sequence[str], config: RunConfig, method: str) -> Space:
 
 
 def with_values(config: RunConfig, values: Values) -> RunConfig:
-    """The configuration with these values in place of its own."""
+    """Return the configuration with these values."""
     read = _in_methods(spec.read_method(config.method), values)
     config = replace(config, method=repr(spec.build_method(read)), **_of(RUN, values))
     if chosen := _of(OPTIMIZER, values):
@@ -105,7 +105,7 @@ def with_values(config: RunConfig, values: Values) -> RunConfig:
 
 
 def without(config: RunConfig, space: Space) -> RunConfig:
-    """The configuration with built-in values for what is searched for in methods, so that its expression does not give them."""
+    """Return the configuration with built-in values for the searched options of methods."""
     return with_values(config, {name: _default(name, config) for name in space if name[0] not in (OPTIMIZER, RUN)})
 
 
@@ -114,7 +114,7 @@ def _of(owner: str, values: Values) -> dict[str, Any]:
 
 
 def _in_methods(read: Any, values: Values) -> Any:
-    """An expression with the values in every method that they are for."""
+    """Set the values in every method of an expression that they are for."""
     match read:
         case (left, "+", right):
             return (_in_methods(left, values), "+", _in_methods(right, values))
@@ -125,7 +125,7 @@ def _in_methods(read: Any, values: Values) -> Any:
 
 
 def _given(read: Any) -> Iterator[Name]:
-    """The options that an expression gives."""
+    """Return the options that an expression gives."""
     match read:
         case (left, "+", right):
             yield from itertools.chain(_given(left), _given(right))
@@ -137,7 +137,7 @@ def _given(read: Any) -> Iterator[Name]:
 
 
 def _owners(config: RunConfig) -> dict[str, list[str]]:
-    """Who has options, and which."""
+    """Return the methods and other owners of options, and their options."""
     learner: Method = spec.parse_method(config.method)
     names = [part.name for part in learner.parts if part.name in methods.names()]
     return {
@@ -172,7 +172,7 @@ def _find(written: str, owners: Mapping[str, Sequence[str]]) -> Name:
 
 
 def _dimension(text: str, values: str, name: Name, config: RunConfig) -> Range | Choice:
-    """What stands after the equals sign."""
+    """Parse the text after the equals sign."""
     lower, dots, rest = values.partition("..")
     if not dots:
         choice = Choice(tuple({str(value): value for value in _listed(values, text)}.values()))
@@ -206,7 +206,7 @@ def _short(text: str) -> str:
 
 
 def _listed(values: str, text: str) -> Iterator[Any]:
-    """Literals as what they are; names and calls as text."""
+    """Parse literals to their values; keep names and calls as text."""
     source = f"[{values}]"
     try:
         [tree] = ast.parse(source).body
@@ -235,11 +235,11 @@ def _takes(config: RunConfig, name: Name, value: float) -> bool:
 
 
 def check(config: RunConfig) -> None:
-    """That a method, an optimizer and an augmentation can be made of a configuration, without a net or data."""
+    """Check that method, optimizer and augmentation can be built from a configuration, without a net or data."""
     for name in ("method", "augment", "optimizer"):
         EXPRESSIONS[name](getattr(config, name))
 
 
 def shown(values: Values) -> str:
-    """`er.n_recall=32, optimizer.lr=0.01`."""
+    """Format values: `er.n_recall=32, optimizer.lr=0.01`."""
     return ", ".join(f"{owner}.{option}={value}" for (owner, option), value in values.items())

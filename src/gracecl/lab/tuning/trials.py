@@ -26,7 +26,7 @@ DIGITS = 4
 
 @dataclass(frozen=True)
 class Trial:
-    """Values that were tried, and what they scored with each seed."""
+    """The values of a trial and their score with each seed."""
 
     place: int
     """1 is the first"""
@@ -39,10 +39,10 @@ class Trial:
 
 
 class Trials:
-    """Trials one after the other: `values = next()`, then `end(scores)`, which writes them to the file."""
+    """Trials in sequence: `values = next()`, then `end(scores)`, which saves them."""
 
     def __init__(self, file: Path, about: str, higher_is_better: bool, space: Space, sampler: Sampler) -> None:
-        """Continue the search in a file, which holds one: `about` says which."""
+        """Continue the search in a file; `about` identifies it."""
         optuna = library()
         self.version = str(optuna.__version__)
         self._optuna, self._file, self._about, self._space, self._sampler = optuna, file, about, space, sampler
@@ -53,7 +53,7 @@ class Trials:
             self._study.add_trial(self._as_optuna_has_it(**trial))
 
     def __len__(self) -> int:
-        """Those that are over, with a score or without."""
+        """Count finished trials, with a score or without."""
         return len(self._over)
 
     @property
@@ -69,7 +69,7 @@ class Trials:
         return Trial(number + 1, self._values(self._over[number]["params"]), self._over[number]["scores"])
 
     def next(self) -> dict[Name, Any]:
-        """The values to try now. The sampler is made anew, as what it draws may depend on finished trials alone."""
+        """Return the next values to try. The sampler is rebuilt, so that it depends on finished trials alone."""
         number, samplers = len(self), self._optuna.samplers
         seed = rng.key("trial", number) % 2**32
         self._study.sampler = samplers.TPESampler(seed=seed) if self._sampler == "tpe" else samplers.RandomSampler(seed=seed)
@@ -79,7 +79,7 @@ class Trials:
         return self._values(self._in_hand.params)
 
     def end(self, scores: Sequence[float]) -> None:
-        """What the values scored with each seed; nothing where they gave no score, which counts as the worst."""
+        """Record the scores of each seed; no scores count as the worst."""
         self._over.append({"params": self._in_hand.params, "scores": list(scores)})
         write_sealed(self._file, {"about": self._about, "trials": self._over})
         if scores:
@@ -111,7 +111,7 @@ class Trials:
 
 
 def _read(file: Path, about: str) -> list[dict[str, Any]]:
-    """The finished trials in a file, which is exactly what `write_sealed` wrote; none if there is no file."""
+    """Read the finished trials from a file that `write_sealed` wrote; none if it does not exist."""
     try:
         content = read_sealed(file)
         if file.read_text(encoding="utf-8") != sealed(content) or content.keys() != {"about", "trials"}:
@@ -127,7 +127,7 @@ def _read(file: Path, about: str) -> list[dict[str, Any]]:
 
 
 def library() -> Any:
-    """Optuna, which need not be installed."""
+    """Import Optuna, or say how to install it."""
     try:
         optuna = importlib.import_module("optuna")
     except ImportError:
@@ -137,7 +137,7 @@ def library() -> Any:
 
 
 def grid(space: Space) -> list[dict[str, str]]:
-    """Every combination of listed values, by their texts."""
+    """Return every combination of listed values, by their texts."""
     listed = {}
     for name, values in space.items():
         if isinstance(values, Range):
@@ -147,7 +147,7 @@ def grid(space: Space) -> list[dict[str, str]]:
 
 
 def _value(found: Any, values: Range | Choice) -> Any:
-    """As the option takes it; a number between two has as many digits as a person would write."""
+    """Convert to the option's type; round a sampled number to the digits that a person would write."""
     if isinstance(values, Choice):
         return values.by_text[found]
     return found if values.whole else min(max(float(f"{found:.{DIGITS}g}"), values.low), values.high)
