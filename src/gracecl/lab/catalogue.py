@@ -1,4 +1,4 @@
-"""What there is to know of each method without running it: its year, what it needs, keeps and costs, how GRACE acts on it.
+"""Facts about each method without running it: year, needs, state, cost, and how GRACE acts on it.
 
 `gracecl list methods` and docs/methods.md show the table below, and the command must answer without torch. A test runs every method
 and compares (tests/test_catalogue.py).
@@ -23,7 +23,7 @@ class Facts:
     """bound, replay, select (what to keep and replay), contrast, teacher (of earlier tasks), frozen (a net that others trained),
     add (to a learner), wrap (around a learner)"""
     year: int | None
-    """of publication; None for what nobody published as a method"""
+    """of publication; None if never published as a method"""
     tasks: str
     """task marks of the stream: unused, used where there are some, required"""
     keeps: str
@@ -92,7 +92,7 @@ FACTS = {
     "multi_update": Facts("wrap", None, "used", "images", "sc ce/new ce/balanced rsd", 384, 384),
     "grace": Facts("wrap", 2025, "used", "images", "sc ce/new ce/balanced rsd entropy", 384, 384, "no"),
 }
-"""Wrappers are those around their default method, additions those to sgd()."""
+"""Wrappers wrap their default method; additions are added to sgd()."""
 LEARNERS = (
     "sgd()",
     "er()",
@@ -142,8 +142,8 @@ LEARNERS = (
     "er() + cpr()",
     "sgd(classes='current') + lwf()",
 )
-"""Every method, in a learner that can be run, for whatever compares them all. joint() is left out: it makes the step of sgd() on
-another stream. Additions stand beside er(), or sgd() where their paper has no memory."""
+"""Every method as a runnable learner, for tests and benchmarks over all of them. joint() is left out: its step is that of sgd() on
+another stream. Additions are added to er(), or to sgd() where their paper has no memory."""
 
 
 def paper_accuracy(method: str) -> float | None:

@@ -1,7 +1,7 @@
-"""The values that papers and their programs use on a benchmark, for whatever the user leaves open.
+"""Published option values on benchmarks, for options that the user leaves open.
 
-Each file in this folder is a set of them, chosen by name: `--defaults own` is `own.toml`. It says which streams it is about, and
-lists entries for each method::
+Each file in this folder is a set, chosen by name: `--defaults own` is `own.toml`. It names its streams and lists entries for each
+method::
 
     streams = ["split-cifar100"]
 
@@ -12,11 +12,11 @@ lists entries for each method::
     n_recall = 10
     source = "..."
 
-An entry holds for the streams and the sizes of the memory that it lists, or for all if it lists none; a size that no entry lists
-gets the entry that lists the nearest one. What the user writes comes before the file, the file before the built-in defaults. Every
-method in an expression takes its own hyperparameters from its own entry; what a wrapper says of the method inside it counts as
-written. A run has one optimizer and one augmentation: that of the outermost method whose entry names one, so grace(er()) trains as
-er() does, and of a sum the learner on the left decides. On a stream that a file is not about it changes nothing.
+An entry applies to the streams and memory sizes that it lists, or to all if it lists none; an unlisted size uses the entry with
+the nearest one. The user's values take precedence over the file, the file over the built-in defaults. Every method in an
+expression takes its hyperparameters from its own entry; options that a wrapper gives its inner method count as the user's. A run
+has one optimizer and one augmentation: that of the outermost method whose entry names one, so grace(er()) trains as er() does; of
+a sum, the learner on the left decides. On other streams a file changes nothing.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from gracecl.registry.spec import Call
 from gracecl.streams import ALIASES
 
 DEFAULT = "grace-paper"
-"""the set that a run takes unless it says otherwise: every method in the frame of the paper's own system, hence on equal terms"""
+"""the default set: optimizer, batch and replay size of the GRACE paper for every method"""
 NONE = "none"
-"""leaves the built-in values alone"""
+"""the name of no set: built-in values"""
 SETTINGS = ("optimizer", "augment")
-"""what an entry may say about the run"""
+"""settings of the run that an entry may hold"""
 ABOUT = ("streams", "memory", "source")
-"""what an entry says about itself"""
+"""fields of an entry that are no options"""
 PROVENANCE = "provenance"
-"""the table of a file that says how it was made, for whoever reads it"""
+"""the table of a file that says how it was made"""
 
 Entry = dict[str, Any]
 
@@ -59,7 +59,7 @@ class Resolved:
     optimizer: str | None
     augment: str | None
     taken: str = ""
-    """which values came from which set, in a line; nothing where no set was asked for and none is about the stream"""
+    """which values came from which set, in a line; empty where no set applies"""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class DefaultSet:
 
     name: str
     streams: tuple[str, ...] | None
-    """those it is about; None is all of them"""
+    """streams that the set covers; None for all"""
     entries: dict[str, list[Entry]]
     """method -> its entries"""
 
@@ -234,7 +234,7 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "optimizer": (_is_text, 'text in quotes such as "sgd(lr=0.1)"'),
     "augment": (_is_text, 'text in quotes such as "none"'),
 }
-"""what the keys of a file and of an entry are that are no options of a method"""
+"""types of the keys of a file and of an entry that are no options of a method"""
 
 
 def outside_in(method: Method) -> Iterator[Method]:

@@ -1,4 +1,4 @@
-"""A set of defaults of one's own, as the text of its file."""
+"""Write a user's set of defaults as TOML."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ EXPRESSIONS = {
 """Row -> method. The first twenty are those of the main tables, the next six of CUB-200 alone; CPR is what the paper takes its
 entropy term from, and has no numbers there."""
 ACCURACY = {"table": "main_accuracy", "dataset": "Split CIFAR-100", "buffer_size": 1000}
-"""the column that other results are set against"""
+"""the column that other results are compared with"""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Records in, tables, pictures and pages out. Reads runs; knows nothing of torch."""
+"""Read recorded runs and make tables, figures and pages of them, without torch."""
 
 from gracecl.lab.report.kept import KEPT, lines_in
 from gracecl.lab.report.runs import (

@@ -1,4 +1,4 @@
-"""The paper's number for a method, in the column of its tables that a comparison is set beside."""
+"""Look up the paper's number for a method, in the column of its tables that matches a comparison."""
 
 from __future__ import annotations
 

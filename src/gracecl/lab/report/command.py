@@ -1,4 +1,4 @@
-"""The command that makes a run again."""
+"""Write the command that reproduces a run."""
 
 from __future__ import annotations
 

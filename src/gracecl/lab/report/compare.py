@@ -1,4 +1,4 @@
-"""Methods against one of them on the same seeds: differences, tests corrected for their number, and what they say in words."""
+"""Compare methods on the same seeds: differences, tests corrected for their number, and a sentence for each."""
 
 from __future__ import annotations
 

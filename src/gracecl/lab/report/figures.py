@@ -1,4 +1,4 @@
-"""The pictures of a run and of a comparison. Each function says whether there was anything to draw."""
+"""Draw the figures of a run and of a comparison. Each function returns whether there was anything to draw."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results that others made, as runs of their own: they stand in every table beside ours.
+"""Import results of other programs as runs, so that they stand in every table beside ours.
 
 A file of JSON holds one result or a list of them:
 

@@ -1,4 +1,4 @@
-"""Runs as pandas tables, and those as files."""
+"""Convert runs to pandas tables, and write those as files."""
 
 from __future__ import annotations
 

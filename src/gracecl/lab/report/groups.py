@@ -1,4 +1,4 @@
-"""Runs that differ in nothing but the seed belong together; what a table or a curve shows is such a group."""
+"""Group runs that differ only in the seed: a row of a table or a curve of a figure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gracecl.registry.spec import parse_call
 
 VARIES_WITH_THE_SEED = ("seed", "stream_hash", "commit", "threads", "snapshots")
 FOLLOWS = ("layers", "parameters", "rule", "images_beyond_memory")
-"""what a run's settings lead to; to name the settings is enough"""
+"""fields that follow from the settings"""
 OF_THE_STREAM = ("stream_steps", "tasks", "classes")
-"""what its expression says already"""
+"""fields that repeat the stream's expression"""
 EXPRESSIONS = ("stream", "net", "optimizer")
 """settings that are names with options"""
 SETTING = ("stream", "net", "memory")
@@ -39,7 +39,7 @@ class Group:
     runs: list[Run]
     """one per seed, in the order of seeds"""
     unfinished: int
-    """how many runs were left out because they have not come to their end"""
+    """number of unfinished runs left out"""
     rule: str
     """the inference rule whose numbers are reported"""
 

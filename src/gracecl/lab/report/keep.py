@@ -1,4 +1,4 @@
-"""What of a finished run is worth committing: everything that tables and pictures are made of, without weights and most steps."""
+"""Keep what of finished runs is worth committing: all data of tables and figures, without weights and most steps."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     {"folder":"<stream>/<method>/<hash>/<seed>","config":{…},"summary":{…},"accuracy":{…},"timing":{…},"record":[…],"digest":"…"}
 
 The parts are what the files of a run's folder hold, the record thinned. A run keeps the path that its folder would have below
-that of the file, so whoever knows a run by its path finds it here. The digest is that of all bytes before it.
+that of the file, so it can be found by its path. The digest covers all bytes before it.
 """
 
 from __future__ import annotations

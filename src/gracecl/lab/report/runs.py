@@ -1,4 +1,4 @@
-"""A run read back, from its folder or from a line of a study's `runs.jsonl`.
+"""Read runs from their folders, or from lines of a study's `runs.jsonl`.
 
 The recorder appends to `metrics.jsonl` and may be killed at any byte, so a last line that is cut short is dropped;
 anything else that cannot be read is an error, because a report over half the evidence would look like a result.
@@ -30,9 +30,9 @@ CONFIG, RECORD, SUMMARY, TIMING = "config.json", "metrics.jsonl", "summary.json"
 MATRICES = "accuracy.json"
 CHECKPOINT = "checkpoint.safetensors"
 LEFT_BY_RUNS = (RECORD, SUMMARY, CHECKPOINT)
-"""files by which a folder is known as a run's, also where its configuration is lost"""
+"""files that mark a folder as a run's even if its configuration is lost"""
 IMPORTED = "imported"
-"""the folder above a result that others made, in the place of a configuration's hash"""
+"""the folder of imported results, in place of a configuration's hash"""
 PUT_BACK = "put it back from a copy, or delete the run's folder and run it again"
 Place = Path | KeptRun
 """where a run is: its folder, or a line of a file"""
@@ -42,7 +42,7 @@ REQUIRED_FIELDS = {
     "eval": ("step", "task", "task_end", "accuracy"),
     "task": ("step", "task", "values"),
 }
-"""what each kind of record must have; kinds that are not listed belong to someone else and are passed over"""
+"""required fields of each kind of record; other kinds are skipped"""
 
 
 def _is_text(value: Any) -> bool:
@@ -82,7 +82,7 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "ece": _are_numbers,
     "nll": _are_numbers,
 }
-"""what the fields of a record are"""
+"""checks of a record's fields"""
 SETTINGS: dict[str, Callable[[Any], bool]] = {
     "method": _is_text,
     "stream": _is_text,
@@ -93,7 +93,7 @@ SETTINGS: dict[str, Callable[[Any], bool]] = {
     "parameters": _or_nothing(_is_whole),
     "stream_hash": _or_nothing(_is_text),
 }
-"""what those settings are that a report reads"""
+"""types of the settings that a report reads"""
 
 
 @dataclass(repr=False)

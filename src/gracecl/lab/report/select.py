@@ -1,4 +1,4 @@
-"""Which runs a name means: those in a folder, or those of a method."""
+"""Select runs by name: a folder's, or a method's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of a report: of one run into its folder, of a comparison into a folder of its own."""
+"""Write the files of a report: of a run into its folder, of a comparison into another."""
 
 from __future__ import annotations
 

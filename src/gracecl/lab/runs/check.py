@@ -1,4 +1,4 @@
-"""What shows that a run cannot be, before any data is loaded and any net is built."""
+"""Check the options of a run before data is loaded or a net is built."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXPRESSIONS: Mapping[str, Callable[[str], Any]] = {
     "optimizer": optim.check,
     "normalise": lambda text: normalisation(text, RGB, RGB),
 }
-"""what reads the options that are names or expressions; a mistake is a UserError"""
+"""parsers of the options that are names or expressions; each raises UserError"""
 
 
 def check_option(owner: str, name: str, value: Any) -> None:

@@ -1,7 +1,7 @@
-"""Runs in the views people already use, while they go on: TensorBoard, Weights & Biases, MLflow.
+"""Show runs in experiment trackers while they go on: TensorBoard, Weights & Biases, MLflow.
 
-A thread of the command reads what the runs append to their records and hands it on, so a run, in whatever process, knows nothing
-of it. A resumed run writes its last steps again, the same; a note in its folder says how far it was logged, and where.
+A thread of the command reads what the runs append to their records and hands it to the trackers; the runs themselves do not know.
+A resumed run writes its last steps again; a note in its folder says how far it was logged, and where.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Tail:
         self.log: Log | None = None
         self.at, self.failed = 0, False
         self.logged = -1
-        """the last step that is in the view"""
+        """the last step that the tracker has"""
 
     @property
     def complete(self) -> bool:

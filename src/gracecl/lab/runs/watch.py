@@ -1,4 +1,4 @@
-"""Progress of runs: bars with rate and time left on a terminal, a plain line now and then elsewhere."""
+"""Show the progress of runs: bars with rate and time left on a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gracecl.terminal import Screen, plain, print_err
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_LOOKS = 1.0
 LAST_SHOWN = 5
-"""runs that ended, in the table of those that run"""
+"""most ended runs in the table of running ones"""
 
 
 @dataclass(frozen=True)
@@ -174,9 +174,9 @@ class Board:
         self.began = time.monotonic()
         self._to_do = total - ended
         self._first: dict[Hashable, float] = {}
-        """of each run the part that was done when it was first looked at"""
+        """fraction of each run that was done at its first update"""
         self._part: dict[Hashable, float] = {}
-        """and the part that is done now"""
+        """fraction that is done now"""
         self._running: dict[Hashable, RunProgress] = {}
         self._last: deque[tuple[str, str]] = deque(maxlen=LAST_SHOWN)
         """titles of runs that ended, and how"""

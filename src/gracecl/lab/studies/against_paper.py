@@ -23,11 +23,11 @@ from gracecl.lab.studies.results import Results, Section
 from gracecl.registry import renderers
 
 OUTLIER = 1 / 3
-"""share of all ranks by which an outlier's two ranks differ at least"""
+"""an outlier's two ranks differ by at least this share of all ranks"""
 FEWEST = 3
-"""methods that have an order worth comparing"""
+"""fewest methods whose order is compared"""
 ENOUGH = 10
-"""methods from which on the usual approximation of p holds"""
+"""fewest methods for which p is reported"""
 
 
 @dataclass(frozen=True)

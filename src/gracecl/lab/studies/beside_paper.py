@@ -1,7 +1,7 @@
 """A study's numbers beside those of one of the paper's tables, with the difference: a table for each data set and memory there.
 
-Which of the paper's records a run is set beside is said in the study's file: by fields such as `table`, `dataset`, `buffer_size`
-or `variant`. The paper's row is that of the run's method, however its options are set.
+The study's file names the paper's records for each run by fields such as `table`, `dataset`, `buffer_size` or `variant`. The
+paper's row is that of the run's method, whatever its options.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from gracecl.lab.studies.results import Results, Section
 from gracecl.registry import renderers
 
 OURS = {"ACC": "acc", "A_Final": "acc", "AF": "forgetting_mose", "Forgetting": "forgetting"}
-"""what the paper calls a metric, and ours of the same definition"""
+"""the paper's name of a metric, and ours of the same definition"""
 COSTS = {"time": ("seconds", 60.0, "minutes"), "parameters": ("parameters", 1e6, "million parameters")}
-"""a cost there: ours, by what it is divided, and its name then"""
+"""the paper's name of a cost: ours, the divisor, and the heading"""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from gracecl.lab.studies.results import Results, Section, needs_control
 from gracecl.registry import renderers
 
 TOLD = 1.0
-"""points that a study should be able to tell from nothing"""
+"""difference in points that a study should be able to detect"""
 HEADS = (
     "method",
     "acc",

@@ -1,6 +1,6 @@
-"""What a study would take: the runs that are left, and an estimate of time and memory from twenty steps of each configuration.
+"""Estimate what a study costs: the runs left, and time and memory from twenty steps of each configuration.
 
-Each configuration is measured in a process of its own, so that the memory it held at most is its own, too.
+Each configuration is measured in its own process, so that its peak memory is its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gracecl.machine import memory, peak_memory
 from gracecl.registry.plugins import in_use
 
 WARM_UP, TIMED = 6, 14
-"""steps before and in the timing; half of the first are of the first task, the rest and all of the timed ones of the second"""
+"""steps before and during timing; half of the warm-up is in the first task, everything else in the second"""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Finished runs of other studies: a run is named by its configuration, so it has the same place below each of their folders."""
+"""Find finished runs of other studies: a run is named by its configuration, so it has the same path below each study's folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gracecl.lab.report import read_config
 from gracecl.lab.runs.run import Work
 
 PLACES = (Path("results"), Path("runs"))
-"""where studies lie unless they are told otherwise"""
+"""default folders of studies"""
 
 
 def reuse(works: Sequence[Work], out: Path) -> tuple[list[Work], dict[str, int]]:

@@ -16,9 +16,9 @@
     taps = 4
     methods = ["er()"]
 
-Every `[[runs]]` is a block of runs: what stands at the top of the file holds for it unless it says otherwise. A list of values
-of an option means a run with each of them. `[full]`, `[small]` and `[mini]` hold what a scale changes; `base` names a study that
-this one begins from. docs/studies.md has every key.
+Every `[[runs]]` is a grid of runs, which overrides the settings at the top of the file. A list of values of an option means a run
+with each. `[full]`, `[small]` and `[mini]` hold what a scale changes; `base` names a study that this one extends.
+docs/studies.md has every key.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SCALES = {
 OWN = "own"
 """the scale of a study whose file has none of these"""
 QUICK = "quick"
-"""the digits instead of whatever the study is about, to see that it works"""
+"""a scale on the digits, to see that a study works"""
 ABOUT_SCALES = SCALES | {
     OWN: "that of the study's file",
     QUICK: "the embedded digits, to see that it works; the figures mean little",
@@ -65,7 +65,7 @@ QUICK_SETTING: dict[str, list[Any]] = {
     "device": ["cpu"],
 }
 QUICK_METHODS = 2
-"""unless [quick] names others; of a block with methods of its own the first alone"""
+"""number of methods in quick mode unless [quick] names them; one of a grid with methods of its own"""
 
 OPTIONS = tuple(field.name for field in fields(RunOptions) if field.name not in ("method", "seed"))
 OF_A_BLOCK: dict[str, type] = {"methods": list, "seeds": str, "defaults": str, "paper": dict}
@@ -80,9 +80,9 @@ CHECKS: dict[str, Callable[[str], Any]] = {
     "seeds": lambda text: parse_numbers(text, "seeds"),
     "defaults": lambda name: None if name == NO_DEFAULTS else read_defaults(name),
 }
-"""what reads the texts of these keys; a mistake is a UserError"""
+"""parsers of these keys; each raises UserError"""
 MOST_RUNS = 20_000
-"""of one study: each takes a folder, and a plan of them some seconds"""
+"""of one study"""
 KINDS: dict[type, str] = {str: "text in quotes", list: "a list", dict: "a table"}
 
 
@@ -101,9 +101,9 @@ class RunGrid:
 
     methods: tuple[str, ...]
     own_methods: bool
-    """whether the block names its methods itself"""
+    """whether the grid names its own methods"""
     seeds: frozenset[int] | None
-    """those that the block is limited to"""
+    """seeds that the grid is limited to"""
     options: Mapping[str, Sequence[Any]]
     """the values of each"""
     defaults: str
@@ -131,7 +131,7 @@ class Study:
 
     file: str
     name: str
-    """as results name it: with the scale where there are several"""
+    """with the scale appended where there are several"""
     scale: str
     about: str
     show: tuple[str, ...]

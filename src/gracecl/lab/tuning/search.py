@@ -1,4 +1,4 @@
-"""A search and its result.
+"""Search for hyperparameters and write the best as a file of defaults.
 
 A trial is some ordinary runs, one per seed, on a stream that holds the first tasks alone and evaluates on a share of their training
 images (`first` and `validation` of the split stream). Runs are named by their configuration, so a trial that was stopped continues

@@ -1,4 +1,4 @@
-"""What a search may change, as text: `lr=1e-4..1e-1:log n_recall=16,32,64`.
+"""Parse search spaces such as `lr=1e-4..1e-1:log n_recall=16,32,64`.
 
 A name is an option of a method in the expression, an option of the optimizer, or one of the run's own settings `optimizer` and
 `augment`. Where two have an option of that name, its owner stands before it: `ewc.strength=1..100`, `optimizer.lr=0.01,0.1`. Its

@@ -1,7 +1,7 @@
-"""The trials of a search, in a file with a digest that outlives the process.
+"""The trials of a search, saved in a file with a digest.
 
-Which values a trial tries is a function of the trials that are finished before it, so that a search which was stopped goes on as if
-it had not been: the file's trials are given to a new Optuna study.
+The values of a trial depend only on the finished trials, so a stopped search continues as if it had not been stopped: a new Optuna
+study receives the file's trials.
 """
 
 from __future__ import annotations
