@@ -24,7 +24,7 @@ from gracecl import checkpoint, rng, streams
 from gracecl.core import NO_TASK, Batch, StreamBatch, Taps, is_loss
 from gracecl.data import Data, from_arrays
 from gracecl.engine.engine import Engine, StepResult
-from gracecl.engine.evaluate import evaluate
+from gracecl.engine.evaluate import evaluate, seen_scores
 from gracecl.engine.recipe import Recipe
 from gracecl.errors import UserError
 from gracecl.functional.augment import Pixels
@@ -57,6 +57,14 @@ def toy_stream(seed: int = 0, batch: int = 3) -> Stream:
     return split(toy_data(), seed, tasks=3, batch=batch)
 
 
+def in_order_of_arrival(stream: Stream) -> Stream:
+    """The stream with its classes numbered as they come, which is how a learner numbers classes that nobody declared."""
+    number = np.empty(stream.data.classes, np.int64)
+    number[list(dict.fromkeys(stream.data.train_y[stream.order].tolist()))] = np.arange(len(number))
+    data = dataclasses.replace(stream.data, train_y=number[stream.data.train_y], test_y=number[stream.data.test_y])
+    return dataclasses.replace(stream, data=data)
+
+
 def as_seen(method: str, stream: Stream) -> Stream:
     """The stream in the order in which the method sees it."""
     order = parse_method(method).chain.traits.order
@@ -69,12 +77,18 @@ def toy_net(method: str, net: str = TOY_NET) -> str:
 
 
 def toy_engine(
-    method: str, *, memory: int = 12, taps: int | None = None, optimizer: str = "adam(lr=0.001)", net: str | None = None
+    method: str,
+    *,
+    memory: int = 12,
+    taps: int | None = None,
+    optimizer: str = "adam(lr=0.001)",
+    net: str | None = None,
+    classes: int = 6,
 ) -> Engine:
     recipe = Recipe(
         method=method, net=toy_net(method) if net is None else net, memory=memory, taps=taps, optimizer=optimizer, device="cpu"
     )
-    return recipe.build(TOY_SHAPE, 6, (0.5,), (0.25,))
+    return recipe.build(TOY_SHAPE, classes, (0.5,), (0.25,))
 
 
 def feed(engine: Engine, stream: Stream, until: int | None = None) -> list[StepResult | None]:
@@ -261,6 +275,49 @@ def says_whether_it_needs_tasks(method: str) -> None:
     assert any(steps) or engine.chain.traits.trains == "never", f"{method} made no step on a stream without task marks"
 
 
+def classes_may_arrive(method: str) -> None:
+    """A head without any class grows as they come, with whatever has an axis over them, and resumes exactly across a growth."""
+    stream = in_order_of_arrival(as_seen(method, toy_stream(seed=1, batch=6)))
+    whole, states, outcomes = toy_engine(method, classes=0), {}, list[StepResult | None]()
+    until = len(stream) * 7 // 9  # a step into the third task
+    for step in range(until):
+        if step in (0, 3, 4):  # before a growth and after it
+            states[step] = checkpoint_of(whole)
+        outcomes += feed(whole, stream, step + 1)
+        met = len(whole.progress.seen)
+        assert whole.net.classes == met, f"{method} has room for {whole.net.classes} classes when {met} were met"
+    for at, state in states.items():
+        second = toy_engine(method, classes=0)
+        second.load_state_dict(state)
+        for step, outcome in enumerate(feed(second, stream, until), start=at):
+            table, expected = ({} if one is None else one.table for one in (outcome, outcomes[step]))
+            assert_same(table, expected, f"{method} with classes that arrive, resumed at step {at}, table of step {step}")
+        assert_same(
+            second.state_dict(), whole.state_dict(), f"{method} with classes that arrive, resumed at step {at}, final state"
+        )
+    accuracy = evaluate(whole, stream.data.test_x, stream.data.test_y, stream.test_task).accuracy
+    assert whole.chain.rule in accuracy, f"{method} with classes that arrive names a rule that it does not have"
+
+
+def a_larger_head_matters_where_traits_say_so(method: str) -> None:
+    """A head declared larger gives the same predictions if `traits.met_only` says so, and others if it does not."""
+    stream = in_order_of_arrival(as_seen(method, toy_stream(batch=6)))
+    found = []
+    for declared in (0, stream.data.classes + 3):
+        # Without BatchNorm and Adam, both of which magnify the rounding of products of another width.
+        engine = toy_engine(method, optimizer="sgd(lr=0.05)", net=toy_net(method, "mlp(width=12, depth=4)"), classes=0)
+        engine.grow(declared)
+        feed(engine, stream)
+        rule, net = engine.chain.rule, engine.ready_to_predict()
+        parts = [seen_scores(engine.chain, out, engine.progress, rule)[0] for _, out in net.sweep(stream.data.test_x)]
+        found.append(torch.cat(parts))
+    same = torch.allclose(found[0], found[1], rtol=1e-3, atol=1e-4)
+    if parse_method(method).chain.traits.met_only:
+        assert same, f"{method} says that it looks at classes met alone (met_only), and predicts otherwise with a larger head"
+    else:
+        assert not same, f"{method} predicts the same with a larger head; let it say so: traits = Traits(met_only=True)"
+
+
 METHOD_LAWS: dict[str, Callable[[str], None]] = {
     law.__name__: law
     for law in (
@@ -275,6 +332,8 @@ METHOD_LAWS: dict[str, Callable[[str], None]] = {
         evaluation_changes_nothing,
         grace_without_effect_is_the_method,
         says_whether_it_needs_tasks,
+        classes_may_arrive,
+        a_larger_head_matters_where_traits_say_so,
     )
 }
 
@@ -381,6 +440,13 @@ def next_batch(engine: Engine, stream: Stream) -> tuple[Batch, Taps]:
     batch = engine.assemble(plan, new)
     engine.update.prepare(batch)
     return batch, engine.update.forward(batch)
+
+
+def checkpoint_of(engine: Engine) -> dict[str, Any]:
+    """An engine's state, written to a file and read again."""
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint.save(Path(folder) / "state", engine.state_dict())
+        return checkpoint.load(Path(folder) / "state")
 
 
 class engine_untouched:

@@ -26,7 +26,7 @@ from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 from gracecl.testing import TOY_NET, TOY_SHAPE, feed, toy_engine, toy_stream
 
-NO_HOOKS = ("name", "as_learner", "parts", "stated", "state_dict", "load_state_dict")
+NO_HOOKS = ("name", "as_learner", "parts", "stated", "state_dict", "load_state_dict", "grow")
 HOOKS = [name for name, value in vars(Method).items() if (callable(value) or isinstance(value, property)) and name[0] != "_"]
 HOOKS = ["traits", "state", *(name for name in HOOKS if name not in NO_HOOKS)]
 AT_MOST = 18

@@ -229,7 +229,7 @@ PARTS = [
     *of(
         "nets/tapped.py",
         "oracle/test_nets.py",
-        within("StackedLinear.__init__", ("inputs**-0.5", "outputs**-0.5")),
+        within("StackedLinear.__init__", ("max(inputs, 1) ** -0.5", "max(outputs, 1) ** -0.5")),
         within("BatchNorm.forward", ("x.shape[0] * x.shape[2] * x.shape[3]", "x.shape[0]")),
         within("TappedNet.sweep", ("in_mode(self, training=False)", "in_mode(self, training=True)")),
         within(
@@ -239,6 +239,22 @@ PARTS = [
                 "torch.mm(x.squeeze(0), self.weight.squeeze(0))",
             ),
             ("torch.baddbmm(self.bias, x, self.weight)", "torch.bmm(x, self.weight)"),
+        ),
+    ),
+    *of(
+        "nets/growth.py",
+        "test_growth.py",
+        within(
+            "Growth.padded",
+            ("value.new_zeros", "value.new_ones"),
+            ("new.tensor_split(blocks, axis)", "new.tensor_split(blocks, axis)[::-1]"),
+            ("[part for both in parts for part in both]", "[value, new]"),
+        ),
+        within(
+            "Growth._entries",
+            ('rng.generator(self.seed, "new class", name, label)', 'rng.generator("new class", name, label)'),
+            ('rng.generator(self.seed, "new class", name, label)', 'rng.generator(self.seed, "new class", name)'),
+            ("-bound", "0 * bound"),
         ),
     ),
     *of(

@@ -24,6 +24,7 @@ from gracecl.errors import UserError
 from gracecl.functional import augment, optim
 from gracecl.memory import Memories
 from gracecl.methods.base import Method, TaskValues
+from gracecl.nets.growth import Growth
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry.options import OPTIMIZER, Precision
 from gracecl.streams import Stream
@@ -132,10 +133,32 @@ class Engine:
         met = dict.fromkeys(batch.labels.tolist())
         seen, current = dict.fromkeys(progress.seen), dict.fromkeys(progress.current)
         if not met.keys() <= current.keys():
+            self.grow(max(met) + 1)
             self.progress = replace(progress, seen=tuple(seen | met), current=tuple(current | met))
         sources = np.arange(self.images_seen, self.images_seen + len(batch)) if len(batch.sources) == 0 else batch.sources
         x = batch.x.to(self.device, non_blocking=True)
         return replace(batch, x=x, sources=sources, progress=self.progress, rng=self.rng, kept={}, found={})
+
+    def grow(self, classes: int) -> None:
+        """Makes room for so many classes, wherever there is an axis over them; nothing, if there is room already.
+
+        The net's new weights are a function of seed and class. All else begins at 0: moments of the optimizer, statistics, what was
+        stored beside images. Masks leave the new classes out, and copies of the net get the weights that it gets.
+        """
+        if classes <= self.net.classes:
+            return
+        growth = Growth(self.net.classes, classes, self.seed)
+        self.net.grown(growth)
+        for name, along in self.net.class_axes.items():
+            moments = self.optimizer.state.get(self.net.get_parameter(name), {})
+            for moment, value in moments.items():
+                if isinstance(value, Tensor) and value.ndim:  # the others count steps
+                    moments[moment] = growth.padded(value, along.axis, along.blocks)
+        self.chain.grow(growth)
+        for store in self.memories.stores.values():
+            for name in self.chain.kept:
+                if name in store.attributes:
+                    store.attributes[name] = growth.padded(store.attributes[name], 1 + name.axis)
 
     def plans(self, new: StreamBatch) -> Iterator[Plan]:
         """The updates that the method wants to make, each planned when the one before it is done.
@@ -293,6 +316,10 @@ class Engine:
         seen, current = tuple(at["seen"]), tuple(at["current"])
         self.progress = Progress(at["step"], at["task"], at["first_of_task"], seen, current, at.get("marked", True))
         self.task_open, self.images_seen, self.ready_at = state["task_open"], state["images_seen"], -1
+        saved, own = state["net"]["classifier.weight"].shape[-1], self.net.classes
+        if saved < own:
+            raise UserError(f"the saved learner has room for {saved} classes and this one for {own}; load it into a new learner")
+        self.grow(saved)
         self.net.load_state_dict(state["net"])
         self.chain.load_state_dict(state["method"])
         optim.restore(self.optimizer, state["optimizer"])

@@ -66,7 +66,7 @@ def evaluate(engine: Engine, images: Tensor, labels: Ints, tasks: Ints) -> Evalu
     """Accuracy on each task among `tasks`, from one pass over the images. Ties go to the class met first."""
     net = engine.ready_to_predict()
     columns = torch.tensor(engine.progress.seen, device=engine.device)
-    position = np.full(net.classes, -1, np.int64)
+    position = np.full(max(net.classes, labels.max(initial=-1) + 1), -1, np.int64)
     position[list(engine.progress.seen)] = np.arange(len(columns))
     guesses: dict[str, list[Tensor]] = {}
     chances: dict[str, list[Tensor]] = {}

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from gracecl.core import Batch, LossTable, Plan, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
-from gracecl.methods.state import restored, saved
+from gracecl.methods.state import per_class, per_weight, restored, saved
+from gracecl.nets.growth import Grows, Growth
 from gracecl.registry import methods, spec
 
 if TYPE_CHECKING:
@@ -55,6 +56,10 @@ class Traits:
     """whether it works on transformers alone"""
     moves_weights: bool = False
     """whether its `after_step` changes weights, so that it comes before those that follow the weights"""
+    met_only: bool | None = None
+    """whether classes that were declared and never met leave all its losses and statistics alone, so that it learns the same with
+    a head that grows as with one declared larger; plain cross-entropy spans every output. None is False for a learner and True
+    for what is added to it or stands around it"""
     order: Callable[[Stream], Stream] | None = None
     """the order in which a bound sees the stream's images; None is the stream's own"""
 
@@ -66,7 +71,10 @@ class Method:
     traits: ClassVar[Traits] = Traits()
     """a property where options decide"""
     state: ClassVar[tuple[str, ...]] = ()
-    """attributes that a checkpoint must hold beyond the net, the optimizer and the memories, in addition to those of the parents"""
+    """attributes that a checkpoint must hold beyond the net, the optimizer and the memories, in addition to those of the parents;
+    `per_class` and `per_weight` declare those that get longer when a class arrives"""
+    kept: ClassVar[tuple[per_class, ...]] = ()
+    """what `batch.keep` stores with an axis over the classes: axis 0 is the one after the images"""
 
     def __post_init__(self) -> None:
         spec.check_fields(self, self.name)
@@ -176,7 +184,7 @@ class Method:
         """The learner's `{family: scores [L, B, C]}`; higher is better. Unseen classes are ruled out by the caller."""
         return {"linear": out.logits}
 
-    # Checkpoints: follows from `state`.
+    # Checkpoints and classes that arrive: both follow from `state`.
 
     @classmethod
     def stated(cls) -> list[str]:
@@ -189,6 +197,17 @@ class Method:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in self.stated():
             setattr(self, name, restored(getattr(self, name), state[name], self.net.classifier.weight.device))
+
+    def grow(self, growth: Growth) -> None:
+        """Makes room for new classes in all that `state` declares to have some; the net has room already."""
+        for name in self.stated():
+            value = getattr(self, name)
+            if isinstance(name, per_class):
+                setattr(self, name, growth.padded(value, name.axis))
+            elif isinstance(name, per_weight):
+                setattr(self, name, self.flat.grown(value, growth, name.as_weights))  # type: ignore[attr-defined]
+            elif isinstance(value, Grows):
+                setattr(self, name, value.grown(growth))
 
 
 OF_A_LEARNER = ("closing", "plans", "optimizer", "adjust", "eval_net", "before_eval", "rules", "rule")
@@ -307,6 +326,14 @@ class Chain:
     def rules(self, out: Taps) -> dict[str, Tensor]:
         return self.learner.rules(out)
 
+    def grow(self, growth: Growth) -> None:
+        for part in self.parts:
+            part.grow(growth)
+
+    @property
+    def kept(self) -> list[per_class]:
+        return [name for part in self.parts for name in part.kept]
+
     def state_dict(self) -> list[dict[str, Any]]:
         return [part.state_dict() for part in self.parts]
 
@@ -327,6 +354,7 @@ def combined(traits: list[Traits]) -> Traits:
         all_taps=any(of_part.all_taps for of_part in traits),
         trains=traits[0].trains,
         attention=any(of_part.attention for of_part in traits),
+        met_only=bool(traits[0].met_only) and all(of_part.met_only is not False for of_part in traits),
         order=traits[0].order,
     )
 

@@ -61,7 +61,7 @@ class BiC(Replay):
     shift_penalty: Annotated[float, AtLeast(0)] = 0.05
     """what b² is multiplied by in the fit"""
 
-    traits = Traits(boundaries="required")
+    traits = Traits(boundaries="required", met_only=True)
     state = ("teacher", "old", "correction", "of_teacher")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:

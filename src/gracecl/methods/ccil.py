@@ -69,7 +69,7 @@ class CCIL(Replay):
     last_relu: bool = False
     """keep the ReLU that features end in"""
 
-    traits = Traits(boundaries="required")
+    traits = Traits(boundaries="required", met_only=True)
     state = ("teacher",)
 
     def attach(self, net: TappedNet, memories: Memories) -> None:

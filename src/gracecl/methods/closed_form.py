@@ -27,7 +27,7 @@ from gracecl.methods.base import Method, Traits
 class ClosedForm(Method):
     """A method that keeps sums over features, in the tensors that `state` names."""
 
-    traits = Traits(trains="never")
+    traits = Traits(trains="never", met_only=True)
     family: ClassVar[str]
     """of its scores among the rules"""
 

@@ -76,13 +76,16 @@ class Co2L(Replay):
     every: Annotated[int, AtLeast(0)] = 500
     """steps after which the teacher is renewed on a stream without task marks, which is our extension; 0 is never"""
 
-    traits = Traits(boundaries="used", interval="every")
     state = ("teacher",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.inference == "linear" and not self.train_head:
             raise UserError("co2l: inference='linear' needs heads that were trained; add train_head=True")
+
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]
+        return Traits(boundaries="used", interval="every", met_only=self.inference != "linear")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

@@ -17,7 +17,7 @@ from typing import Literal
 
 from gracecl.core import Batch, LossTable, Taps
 from gracecl.functional.losses import entropy
-from gracecl.methods.base import Addition
+from gracecl.methods.base import Addition, Traits
 from gracecl.registry import methods
 
 
@@ -32,6 +32,10 @@ class CPR(Addition):
     """images that it acts on: the stream's own, or replayed ones too"""
     classes: Literal["seen", "all"] = "seen"
     """outputs that the softmax spans"""
+
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]
+        return Traits(met_only=self.classes == "seen")
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         if self.beta == 0:

@@ -25,6 +25,7 @@ from gracecl.core import Batch, LossTable, Plan, Planning, Selection, StreamBatc
 from gracecl.functional.losses import cross_entropy, logit_distance
 from gracecl.memory import Memories
 from gracecl.methods.base import Method
+from gracecl.methods.state import per_class
 from gracecl.registry import methods
 from gracecl.registry.spec import AtLeast
 
@@ -42,6 +43,8 @@ class DER(Method):
     """one forward for new and replayed images, hence one BatchNorm batch, instead of one for each draw"""
     seen_only: bool = False
     """both terms over the classes met so far instead of all outputs"""
+
+    kept = (per_class("logits", axis=1),)
 
     @property
     def dark(self) -> str:

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from gracecl import rng
 from gracecl.core import Progress
 from gracecl.memory import Memories
+from gracecl.methods.base import Traits
 from gracecl.methods.quadratic import MeasuredAtTaskEnd
 from gracecl.nets.scoring import scoring
 from gracecl.nets.tapped import TappedNet
@@ -42,6 +43,7 @@ class EWC(MeasuredAtTaskEnd):
     """labels of the Fisher information. true: the images' own, empirical. sample: drawn from the net. pred: its guess. all: every
     label by its probability, exact, and as many passes as classes. true_weighted: the images' own by their probability"""
 
+    traits = Traits(boundaries="used", interval="every", met_only=False)
     half = True
     state = ("lowest",)
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from gracecl.core import Batch, Progress
 from gracecl.memory import Memories
 from gracecl.methods.quadratic import QuadraticPenalty
+from gracecl.methods.state import per_weight
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 from gracecl.registry.spec import AtLeast, Within
@@ -42,7 +43,7 @@ class EWCpp(QuadraticPenalty):
     refresh: Annotated[int, AtLeast(1)] = 50
     """K, steps between two refreshes of the running estimate; a task of fewer steps leaves it as it was"""
 
-    state = ("running", "squares", "steps")
+    state = (per_weight("running"), per_weight("squares"), "steps")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
@@ -64,5 +65,5 @@ class EWCpp(QuadraticPenalty):
 
     def rescaled(self) -> Tensor:
         """F̂: the running estimate scaled to [0, 1], all weights together."""
-        among = self.running if self._free is None else self.running[~self._free]
+        among = self.running[~self.flat.is_head] if self.exclude_head else self.running
         return (self.running - among.min()) / (among.max() - among.min() + TINY)

@@ -69,7 +69,7 @@ class GDumb(Method):
     cutmix_alpha: Annotated[float, Above(0)] = 1.0
     """λ is drawn from Beta(alpha, alpha)"""
 
-    traits = Traits(trains="evaluation")
+    traits = Traits(trains="evaluation", met_only=True)
 
     def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
         return iter(())

@@ -95,7 +95,7 @@ class Grace(Wrapper):
     refresh_every: Annotated[int, AtLeast(0)] = 500
     """steps after which α is renewed on a stream without task marks; 0 leaves it at 1 there"""
 
-    traits = Traits(boundaries="used", interval="refresh_every", all_taps=True)
+    traits = Traits(boundaries="used", interval="refresh_every", all_taps=True, met_only=False)
     state = ("feedback",)
 
     def __post_init__(self) -> None:

@@ -45,6 +45,7 @@ from gracecl.functional.augment import Mirror
 from gracecl.functional.losses import cross_entropy, cross_entropy_of_each, full_precision
 from gracecl.memory import Memories
 from gracecl.methods.base import Method, Traits
+from gracecl.methods.state import per_class
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 from gracecl.registry.spec import AtLeast
@@ -70,8 +71,8 @@ class GSA(Method):
     reference: bool = False
     """leave the head as it is from the second task on, outputs of new classes as drawn, as the authors' program does by accident"""
 
-    traits = Traits(boundaries="required")
-    state = ("sums", "task_start", "fresh")
+    traits = Traits(boundaries="required", met_only=True)
+    state = (per_class("sums", axis=2), "task_start", "fresh")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
@@ -79,13 +80,13 @@ class GSA(Method):
         """K, P and N of each layer and class"""
         self.task_start = 0
         self.fresh = {name: value.clone() for name, value in net.classifier.state_dict().items()}
-        """the head as it was drawn"""
+        """the head as it was drawn, with the classes that were declared"""
 
     def begin_task(self, progress: Progress) -> None:
         self.task_start = progress.step
         if self.reference:
             # The program's head grows by outputs just drawn; in this one, weight decay has shrunk them since the run began.
-            unmet = [label for label in range(self.net.classes) if label not in progress.seen]
+            unmet = [label for label in range(self.fresh["weight"].shape[-1]) if label not in progress.seen]
             with torch.no_grad():
                 for name, value in self.net.classifier.named_parameters():
                     value[..., unmet] = self.fresh[name][..., unmet]

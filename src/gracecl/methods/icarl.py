@@ -66,7 +66,7 @@ class ICaRL(Replay):
     inference: Literal["linear", "ncm"] = field(default="ncm", kw_only=True)
     """predict by the nearest mean of exemplars, or by the largest output (the paper's hybrid1)"""
 
-    traits = Traits(boundaries="used", interval="every")
+    traits = Traits(boundaries="used", interval="every", met_only=True)
     state = ("teacher",)
 
     def attach(self, net: TappedNet, memories: Memories) -> None:

@@ -47,6 +47,7 @@ from gracecl.functional.losses import cross_entropy, cross_entropy_of_each, frob
 from gracecl.memory import Memories
 from gracecl.methods.base import Traits
 from gracecl.methods.replay import Replay
+from gracecl.methods.state import per_class
 from gracecl.nets.tapped import StackedLinear, TappedNet
 from gracecl.nets.teacher import Teacher
 from gracecl.registry import methods
@@ -79,12 +80,17 @@ class IL2A(Replay):
     reference: bool = False
     """give a class the covariance that the authors' program looks up for it, which from the third task on is another's"""
 
-    traits = Traits(boundaries="required")
-    state = ("teacher", "old", "means", "factors", "covariance_of", "sums", "counts")
+    traits = Traits(boundaries="required", met_only=True)
+    state = (
+        "teacher",
+        "old",
+        *(per_class(name, axis=1) for name in ("means", "factors", "sums")),
+        *(per_class(name) for name in ("covariance_of", "counts")),
+    )
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
-        self.mixable = min(self.mixed_classes, net.classes)
+        self.mixable = min(self.mixed_classes, net.classes or self.mixed_classes)
         pairs = StackedLinear(net.layers, net.width, self.mixable * (self.mixable - 1) // 2)
         self.pairs = net.extra("pairs", pairs.to(net.classifier.weight.dtype))
         self.fresh_pairs = [value.detach().clone() for value in self.pairs.parameters()]
@@ -210,6 +216,8 @@ class IL2A(Replay):
         self.factors = F.pad(self.factors, (0, 0, 0, max(0, missing)))
         self.factors[:, label] = F.pad(root, (0, 0, 0, max(0, -missing)))
         self.means[:, label] = mean
+        if not self.reference:
+            self.covariance_of[label] = label
         self.old += [] if label in self.old else [label]
 
 

@@ -48,7 +48,7 @@ class LODE(Wrapper):
     seen_only: bool = False
     """both parts over the classes met so far instead of all outputs"""
 
-    traits = Traits(boundaries="required")
+    traits = Traits(boundaries="required", met_only=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -67,7 +67,7 @@ class LUCIR(Replay):
     last_relu: bool = False
     """keep the ReLU that features end in"""
 
-    traits = Traits(boundaries="required")
+    traits = Traits(boundaries="required", met_only=True)
     state = ("teacher", "met")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:

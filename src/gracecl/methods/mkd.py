@@ -28,7 +28,7 @@ from gracecl.core import Batch, LossTable, Taps
 from gracecl.functional.losses import distillation
 from gracecl.functional.rand_augment import RandAugment
 from gracecl.memory import Memories
-from gracecl.methods.base import Method, Wrapper
+from gracecl.methods.base import Method, Traits, Wrapper
 from gracecl.nets.tapped import BATCH_NORMS, TappedNet
 from gracecl.nets.teacher import frozen_copy
 from gracecl.registry import methods
@@ -57,6 +57,7 @@ class MKD(Wrapper):
     predict: Literal["mean", "teacher", "net"] = "mean"
     """whose weights predict; all with the net's running statistics"""
 
+    traits = Traits(met_only=False)
     state = ("teacher", "begun")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:

@@ -46,6 +46,7 @@ from gracecl.functional import optim
 from gracecl.functional.losses import cross_entropy_of_each, full_precision
 from gracecl.memory import Memories
 from gracecl.methods.base import Method, Traits
+from gracecl.methods.state import per_weight
 from gracecl.nets.flat import FlatParameters
 from gracecl.nets.scoring import gradients_of_each
 from gracecl.nets.tapped import TappedNet
@@ -80,7 +81,7 @@ class OnlineLoRA(Method):
     """do as the authors' program does, faults included: see the differences above"""
 
     traits = Traits(attention=True)
-    state = ("importance", "frozen", "consolidated", "losses_seen", "sizes")
+    state = (per_weight("importance"), per_weight("frozen"), "consolidated", "losses_seen", "sizes")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

@@ -53,6 +53,7 @@ from gracecl.functional.losses import (
 from gracecl.memory import Memories, Memory
 from gracecl.methods.base import Traits
 from gracecl.methods.rotation_contrast import RotationContrast, turned_plan
+from gracecl.methods.state import per_class
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 from gracecl.registry.spec import Above, Within
@@ -91,7 +92,7 @@ class OnPro(RotationContrast):
     """τ_p"""
 
     traits = Traits(boundaries="used")
-    state = ("proto",)
+    state = (per_class("proto"),)
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

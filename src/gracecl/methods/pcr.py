@@ -27,6 +27,7 @@ import numpy as np
 from gracecl.core import Batch, LossTable, Plan, Planning, Selection, StreamBatch, Taps, apart
 from gracecl.functional.losses import proxy_contrast
 from gracecl.memory import Memories
+from gracecl.methods.base import Traits
 from gracecl.methods.replay import Replay
 from gracecl.nets.heads import CosineHead
 from gracecl.nets.tapped import TappedNet
@@ -45,6 +46,8 @@ class PCR(Replay):
     """cosines are divided by it"""
     joint_forward: bool = False
     """one forward for new and replayed images, hence one BatchNorm batch, instead of one for each"""
+
+    traits = Traits(met_only=True)
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

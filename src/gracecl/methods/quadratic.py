@@ -19,6 +19,7 @@ from torch import Tensor
 from gracecl.core import Batch, LossTable, Progress, StreamBatch, Taps
 from gracecl.memory import Memories
 from gracecl.methods.base import Addition, Traits
+from gracecl.methods.state import per_weight
 from gracecl.nets.flat import FlatParameters
 from gracecl.nets.scoring import gradients_of_each, trainable
 from gracecl.nets.tapped import TappedNet
@@ -40,7 +41,7 @@ class QuadraticPenalty(Addition):
     """steps between two consolidations on a stream without task marks, which is our extension; 0 is never"""
 
     traits = Traits(boundaries="used", interval="every")
-    state: ClassVar[tuple[str, ...]] = ("anchor", "importance", "consolidated")
+    state: ClassVar[tuple[str, ...]] = (per_weight("anchor", as_weights=True), per_weight("importance"), "consolidated")
     half: ClassVar[bool] = False
     """whether the paper writes the penalty as λ/2 instead of λ times the sum"""
 
@@ -50,7 +51,6 @@ class QuadraticPenalty(Addition):
         self.anchor = self.flat.snapshot()
         self.importance = torch.zeros_like(self.anchor)
         self.consolidated = False
-        self._free = self.flat.is_head if self.exclude_head else None
 
     def consolidate(self, memories: Memories, progress: Progress) -> None:
         """Renews `importance` and `anchor`."""
@@ -72,7 +72,7 @@ class QuadraticPenalty(Addition):
 
     def counted(self, values: Tensor) -> Tensor:
         """Importances, 0 for weights that are left free."""
-        return values if self._free is None else values.masked_fill(self._free, 0.0)
+        return values.masked_fill(self.flat.is_head, 0.0) if self.exclude_head else values
 
 
 @dataclass(eq=False, repr=False)

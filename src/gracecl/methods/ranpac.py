@@ -32,6 +32,7 @@ from gracecl.core import Progress, Taps
 from gracecl.machine import check_room
 from gracecl.memory import Memories
 from gracecl.methods.closed_form import ClosedForm
+from gracecl.methods.state import per_class
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 from gracecl.registry.spec import Above, AtLeast
@@ -53,7 +54,7 @@ class RanPAC(ClosedForm):
     ridge: Annotated[float, Above(0)] | None = None
     """λ; None chooses it at each evaluation by the error on every fifth image"""
 
-    state = ("projection", "gram", "prototypes", "images")
+    state = ("projection", "gram", per_class("prototypes", axis=3), "images")
     family: ClassVar[str] = "ridge"
 
     def attach(self, net: TappedNet, memories: Memories) -> None:

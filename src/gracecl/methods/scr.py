@@ -35,6 +35,7 @@ from gracecl.functional.losses import classes_among, cross_entropy, supervised_c
 from gracecl.memory import Memories
 from gracecl.methods.base import Traits
 from gracecl.methods.replay import Replay
+from gracecl.methods.state import per_class
 from gracecl.nets.class_means import class_means, nearest_mean
 from gracecl.nets.tapped import StackedLinear, TappedNet
 from gracecl.registry import methods
@@ -65,7 +66,7 @@ class SCR(Replay):
     """what the nearest mean does with a seen class that memory holds no image of: never predict it, use its mean at the end of the
     last task that it had images at, or put it in a random direction"""
 
-    state = ("last_means", "ever_held")
+    state = (per_class("last_means", axis=1), per_class("ever_held"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,7 +75,8 @@ class SCR(Replay):
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]
-        return Traits(boundaries="used" if self.review or self.without_images == "last_mean" else "unused")
+        looks_back = self.review or self.without_images == "last_mean"
+        return Traits(boundaries="used" if looks_back else "unused", met_only=self.inference != "linear")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

@@ -16,7 +16,7 @@ from torch import Tensor
 from gracecl.core import Batch, LossTable, StreamBatch, Taps
 from gracecl.functional.losses import cross_entropy
 from gracecl.memory import Memories
-from gracecl.methods.base import Method
+from gracecl.methods.base import Method, Traits
 from gracecl.registry import methods
 
 
@@ -27,6 +27,10 @@ class SGD(Method):
 
     classes: Literal["all", "seen", "current"] = "all"
     """what the softmax spans: all outputs, the classes met so far, or those met in the current task (which lwf() needs)"""
+
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]
+        return Traits(met_only=self.classes != "all")
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         return {"ce/all": cross_entropy(out.logits, batch.y, self.spanned(batch))}

@@ -18,6 +18,7 @@ import torch
 from gracecl.core import Batch, Progress, Taps
 from gracecl.memory import Memories
 from gracecl.methods.quadratic import QuadraticPenalty
+from gracecl.methods.state import per_weight
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 from gracecl.registry.spec import Above, AtLeast
@@ -35,7 +36,7 @@ class SI(QuadraticPenalty):
     rectify: Literal["sum", "increment"] = "sum"
     """what is kept from becoming negative: the importance itself, as in the authors' program, or each task's share of it"""
 
-    state = ("path",)
+    state = (per_weight("path"),)
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

@@ -34,6 +34,7 @@ from torch.nn import functional as F
 from gracecl.core import Progress, Taps
 from gracecl.memory import Memories
 from gracecl.methods.closed_form import ClosedForm
+from gracecl.methods.state import per_class
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 from gracecl.registry.spec import Above, AtMost
@@ -53,7 +54,7 @@ class SLDA(ClosedForm):
     reference: bool = False
     """weigh deviations as the paper does and let classes begin at the origin as its program does, which is no covariance"""
 
-    state = ("counts", "means", "scatter")
+    state = (per_class("counts"), per_class("means", axis=1), "scatter")
     family: ClassVar[str] = "lda"
 
     def attach(self, net: TappedNet, memories: Memories) -> None:

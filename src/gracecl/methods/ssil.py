@@ -33,6 +33,7 @@ from gracecl.functional.losses import class_blocks, classes_among, cross_entropy
 from gracecl.memory import Memories
 from gracecl.methods.base import Traits
 from gracecl.methods.replay import Replay
+from gracecl.methods.state import per_class
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.teacher import Teacher
 from gracecl.registry import methods
@@ -57,8 +58,8 @@ class SSIL(Replay):
     decay_rate: bool = False
     """divide the learning rate by the number of the task, counted from 1"""
 
-    traits = Traits(boundaries="required")
-    state = ("teacher", "tasks", "blocks", "old")
+    traits = Traits(boundaries="required", met_only=True)
+    state = ("teacher", "tasks", "blocks", per_class("old"))
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)

@@ -1,4 +1,8 @@
-"""What a checkpoint holds of a part: the values of the attributes that it declares in `state`."""
+"""What a checkpoint holds of a part: the values of the attributes that it declares in `state`.
+
+A plain name declares an attribute. `per_class(name, axis)` declares one with an axis over the classes, `per_weight(name)` a vector
+of all weights (`nets/flat.py`): both get room for a class that arrives. Objects in `state` that have a method `grown` do so too.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,28 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+
+class per_class(str):
+    """The name of a tensor with an axis over the classes; entries of a new class begin at 0."""
+
+    axis: int
+
+    def __new__(cls, name: str, axis: int = 0) -> per_class:
+        entry = super().__new__(cls, name)
+        entry.axis = axis
+        return entry
+
+
+class per_weight(str):
+    """The name of a vector of the weights that `self.flat` is of; entries of new weights begin at 0, or as the weights do."""
+
+    as_weights: bool
+
+    def __new__(cls, name: str, as_weights: bool = False) -> per_weight:
+        entry = super().__new__(cls, name)
+        entry.as_weights = as_weights
+        return entry
 
 
 @runtime_checkable

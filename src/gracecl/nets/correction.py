@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gracecl.functional.losses import cross_entropy, full_precision
+from gracecl.nets.growth import Growth
 
 STEPS, HALVINGS = 100, 50
 CONVERGED = 1e-12
@@ -38,6 +39,10 @@ class Correction:
     def objective(self, logits: Tensor, y: Tensor, among: Tensor, penalty: float) -> Tensor:
         """`[L]`: cross-entropy of the corrected logits, over the classes marked in `among [C]`, plus penalty · b²."""
         return cross_entropy(self(logits), y, among) + penalty * self.shift**2
+
+    def grown(self, growth: Growth) -> Correction:
+        """Leaves new classes as they are."""
+        return replace(self, classes=growth.padded(self.classes, 0))
 
     def state_dict(self) -> dict[str, Any]:
         return vars(self)

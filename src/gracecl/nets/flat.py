@@ -1,8 +1,8 @@
 """All trainable weights of a net as one vector, sorted by the first tapped layer that depends on each.
 
 A penalty on weights becomes a row `[L]` of the loss table by summing its entries layer by layer. Which layer a parameter belongs to
-is found by autograd, not by names: it is the first tap whose features or logits have a gradient there. A parameter that no tap
-depends on, such as a module that only a loss uses, counts for the last.
+is found by autograd, not by names: it is the first tap whose features have a gradient there, and heads are their own tap's. A
+parameter that no tap depends on, such as a module that only a loss uses, counts for the last.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from gracecl.nets.growth import Growth
 from gracecl.nets.mode import in_mode
 from gracecl.nets.tapped import StackedLinear, TappedNet
 
@@ -41,10 +42,17 @@ class FlatParameters:
 
     def __init__(self, net: TappedNet, shape: tuple[int, ...]) -> None:
         """`shape` is that of one image, for the pass that finds each parameter's layer."""
-        pieces = find_pieces(net, shape)
-        self.pieces = sorted(pieces, key=lambda piece: piece.layer)
-        self.sizes = [sum(piece.size for piece in pieces if piece.layer == layer) for layer in range(net.layers)]
+        self.net, self._counted = net, -1
+        self.pieces = sorted(find_pieces(net, shape), key=lambda piece: piece.layer)
         self.parameters = list({id(piece.parameter): piece.parameter for piece in self.pieces}.values())
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many weights each layer has."""
+        if self._counted != self.net.classes:
+            self._counted, layers = self.net.classes, range(self.net.layers)
+            self._sizes = [sum(piece.size for piece in self.pieces if piece.layer == layer) for layer in layers]
+        return self._sizes
 
     def gather(self, value_of: Callable[[nn.Parameter], Tensor]) -> Tensor:
         """`[P]` from one tensor per parameter, each of the parameter's shape."""
@@ -65,12 +73,27 @@ class FlatParameters:
 
     def scatter(self, vector: Tensor) -> dict[nn.Parameter, Tensor]:
         """The way back: for each parameter its entries of the vector, in the parameter's shape."""
-        values = {parameter: torch.empty_like(parameter) for parameter in self.parameters}
-        for piece, entries in zip(self.pieces, torch.split(vector, [piece.size for piece in self.pieces]), strict=True):
-            whole = values[piece.parameter]
-            part = whole if piece.part is None else whole[piece.part]
+        return self._scatter(vector, {parameter: torch.empty_like(parameter) for parameter in self.parameters})
+
+    def _scatter(self, vector: Tensor, values: dict[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
+        parts = [values[piece.parameter] if piece.part is None else values[piece.parameter][piece.part] for piece in self.pieces]
+        for part, entries in zip(parts, torch.split(vector, [part.numel() for part in parts]), strict=True):
             part.copy_(entries.view(part.shape))
         return values
+
+    @torch.no_grad()
+    def grown(self, vector: Tensor, growth: Growth, as_weights: bool) -> Tensor:
+        """A vector of before the net grew, with entries for its new weights: their initial values, or 0."""
+        axes = {self.net.get_parameter(name): (name, axis) for name, axis in self.net.class_axes.items()}
+        shapes = {value: growth.shape_before(value, axes[value][1] if value in axes else None) for value in self.parameters}
+        values = self._scatter(vector, {value: value.new_empty(shape) for value, shape in shapes.items()})
+        for parameter, (name, along) in axes.items():
+            if parameter in values:
+                before = values[parameter]
+                values[parameter] = (
+                    growth.grown(before, name, along) if as_weights else growth.padded(before, along.axis, along.blocks)
+                )
+        return self.gather(values.__getitem__)
 
     def set_gradient(self, vector: Tensor) -> None:
         """Puts the vector where the optimizer looks; parameters without a gradient stay without, as they have no part in it."""
@@ -131,10 +154,10 @@ def first_taps(net: TappedNet, shape: tuple[int, ...]) -> dict[int, int]:
     x = 10 * noise(torch.empty(4, *shape))
     found: dict[int, int] = {}
     with in_mode(net, training=False), torch.enable_grad():
-        logits = functional_call(net, noisy, (x,)).logits
+        features = functional_call(net, noisy, (x,)).features
         for tap in range(net.layers):
             left = {name: value for name, value in noisy.items() if id(trainable[name]) not in found}
-            gradients = torch.autograd.grad(logits[tap].square().sum(), list(left.values()), retain_graph=True, allow_unused=True)
+            gradients = torch.autograd.grad(features[tap].square().sum(), list(left.values()), retain_graph=True, allow_unused=True)
             for name, gradient in zip(left, gradients, strict=True):
                 if gradient is not None and bool(gradient.any()):
                     found[id(trainable[name])] = tap

@@ -1,6 +1,6 @@
 """Classification heads other than the linear one; a method that wants one puts it in the linear one's place when it is attached.
 
-A head has a row for every class from the start. It grows by `HeldRows`: a row stays as it began until its class is met.
+A head that was declared has a row for every class from the start; by `HeldRows`, a row stays as it began until its class is met.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ class CosineHead(StackedLinear):
         super().__init__(*head.weight.shape)
         self.weight = head.weight
         self.register_parameter("bias", None)
+        self.class_axes = {"weight": head.class_axes["weight"]}
         self.epsilon = epsilon
         self.scale: Tensor | float = nn.Parameter(head.weight.new_full((len(head.weight), 1, 1), scale)) if learned else scale
 

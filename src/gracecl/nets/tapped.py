@@ -13,6 +13,7 @@ from gracecl.core import Taps
 from gracecl.errors import UserError
 from gracecl.functional.augment import Pixels
 from gracecl.functional.optim import ParameterGroup
+from gracecl.nets.growth import ClassAxis, Growth
 from gracecl.nets.mode import in_mode
 
 M = TypeVar("M", bound=nn.Module)
@@ -80,7 +81,9 @@ class StackedLinear(nn.Module):
 
     def __init__(self, layers: int, inputs: int, outputs: int) -> None:
         super().__init__()
-        bound = inputs**-0.5
+        bound = max(inputs, 1) ** -0.5
+        self.class_axes: dict[str, ClassAxis] = {}
+        """the axis of each parameter that runs over the classes; any module of a net may have such an attribute"""
         self.weight = nn.Parameter(torch.empty(layers, inputs, outputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(layers, 1, outputs).uniform_(-bound, bound))
 
@@ -88,6 +91,17 @@ class StackedLinear(nn.Module):
         if len(self.weight) == 1:  # the plain product has less overhead, which a small net's step notices
             return torch.addmm(self.bias.squeeze(0), x.squeeze(0), self.weight.squeeze(0)).unsqueeze(0)
         return torch.baddbmm(self.bias, x, self.weight)
+
+    def over_classes(self) -> StackedLinear:
+        """Declares that there is an output for each class; returns the layer."""
+        bound = max(self.weight.shape[1], 1) ** -0.5
+        self.class_axes = {"weight": ClassAxis(2, bound=bound), "bias": ClassAxis(2, bound=bound)}
+        return self
+
+    def from_classes(self, times: int) -> StackedLinear:
+        """Declares that there is an input for each class, so many times over; returns the layer."""
+        self.class_axes = {"weight": ClassAxis(1, blocks=times)}
+        return self
 
 
 class NoProjector(nn.Module):
@@ -129,7 +143,7 @@ class TappedNet(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.layers, self.width, self.classes = backbone.layers, backbone.width, classes
-        self.classifier = StackedLinear(self.layers, self.width, classes)
+        self.classifier = StackedLinear(self.layers, self.width, classes).over_classes()
         self.projector: StackedLinear = (
             NoProjector() if embedding is None else StackedLinear(self.layers, self.width, embedding)  # type: ignore[assignment]
         )
@@ -154,8 +168,28 @@ class TappedNet(nn.Module):
         of_trunk, others = ([value for value in trained if (value in trunk) == inside] for inside in (True, False))
         return [(self.backbone.trunk_lr, of_trunk), (1.0, others)]
 
+    @property
+    def class_axes(self) -> dict[str, ClassAxis]:
+        """By the name of each parameter that has an axis over the classes."""
+        return {
+            f"{name}.{parameter}": axis
+            for name, module in self.named_modules()
+            if module is not self
+            for parameter, axis in getattr(module, "class_axes", {}).items()
+        }
+
+    @torch.no_grad()
+    def grown(self, growth: Growth) -> TappedNet:
+        """Makes room for new classes; parameters stay the same objects, so that optimizers and averages still hold them."""
+        if self.classes < growth.after:
+            for name, axis in self.class_axes.items():
+                parameter = self.get_parameter(name)
+                parameter.data, parameter.grad = growth.grown(parameter.data, name, axis), None
+            self.classes = growth.after
+        return self
+
     def extra(self, name: str, module: M) -> M:
-        """Adds a method's own module, on the net's device."""
+        """Adds a method's own module, on the net's device. What has an axis over the classes says so in `class_axes`."""
         self.extras[name] = module.to(self.classifier.weight.device)
         return module
 

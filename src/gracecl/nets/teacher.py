@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from gracecl.core import Taps
+from gracecl.nets.growth import Growth
 from gracecl.nets.tapped import TappedNet
 
 
@@ -47,6 +48,13 @@ class Teacher:
         self.net.meter.count(forward=len(x))
         return taps
 
+    def grown(self, growth: Growth) -> Teacher:
+        """Makes room for new classes, which it does not know."""
+        self.classes = growth.padded(self.classes, 0)
+        if self.copy is not None:
+            self.copy.grown(growth)
+        return self
+
     def state_dict(self) -> dict[str, Any]:
         return {"copy": None if self.copy is None else self.copy.state_dict(), "classes": self.classes}
 
@@ -79,6 +87,11 @@ class Average:
         average(self._averages, self._latest, None)
         for own, latest in self._counters:
             own.copy_(latest)
+
+    def grown(self, growth: Growth) -> Average:
+        """Makes room for new classes, whose average begins where the net's own entries begin."""
+        self.copy.grown(growth)
+        return self
 
     def state_dict(self) -> dict[str, Any]:
         return self.copy.state_dict()
