@@ -20,7 +20,7 @@ class CosineHead(StackedLinear):
         super().__init__(*head.weight.shape)
         self.weight = head.weight
         self.register_parameter("bias", None)
-        self.class_axes = {"weight": head.class_axes["weight"]}
+        self.over_classes()
         self.epsilon = epsilon
         self.scale: Tensor | float = nn.Parameter(head.weight.new_full((len(head.weight), 1, 1), scale)) if learned else scale
 

@@ -94,8 +94,8 @@ class StackedLinear(nn.Module):
 
     def over_classes(self) -> StackedLinear:
         """Declares that there is an output for each class; returns the layer."""
-        bound = max(self.weight.shape[1], 1) ** -0.5
-        self.class_axes = {"weight": ClassAxis(2, bound=bound), "bias": ClassAxis(2, bound=bound)}
+        axis = ClassAxis(2, bound=max(self.weight.shape[1], 1) ** -0.5)
+        self.class_axes = {"weight": axis} if self.bias is None else {"weight": axis, "bias": axis}
         return self
 
     def from_classes(self, times: int) -> StackedLinear:
