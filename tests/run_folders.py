@@ -60,7 +60,17 @@ def write_run(root: Path, method: str = "grace(mose())", seed: int = 0, tasks: i
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     timing = {"train_seconds": 12.5 + seed, "eval_seconds": 2.0, "steps": tasks * STEPS_PER_TASK, "images": 35520}
     (folder / "timing.json").write_text(json.dumps(timing))
+    named = {name: config[name] for name in ("method", "stream", "seed")}
+    (folder / "summary.json").write_text(json.dumps(named | {"metrics": {}}))
     return folder
+
+
+def unfinish(folder: Path, lines: int) -> None:
+    """Leaves of a run folder what a run that was killed leaves: the first lines of its record."""
+    record = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_bytes(b"".join(record[:lines]))
+    for name in ("timing.json", "summary.json"):
+        (folder / name).unlink()
 
 
 def evaluation(step: int, task: int, at_end: bool, layers: int, rng: np.random.Generator, skill: float) -> dict[str, Any]:

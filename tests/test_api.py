@@ -314,7 +314,7 @@ FIT_MISTAKES: dict[str, tuple[str, Any, str]] = {
     "an unknown stream": ("er", "split-digit", "did you mean 'digits'"),
     "another shape": ("er", "split-digits(size=16)", r"shape \(1, 16, 16\) and this learner's \(1, 8, 8\)"),
     "more classes": ("er", "split-digits(size=8)", "10 classes and this learner 6"),
-    "no stream": ("er", 3, "a stream is made of"),
+    "no stream": ("er", 3, "a learner fits a stream, a data set, or anything that yields batches"),
     "no task marks": ("lucir", unmarked(), "needs a stream with task marks"),
 }
 

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
+    "Callback": "gracecl.engine.loop",
     "Feedback": "gracecl.controllers.feedback",
     "Learner": "gracecl.learner",
     "Method": "gracecl.methods.base",
     "Wrapper": "gracecl.methods.base",
     "Result": "gracecl.lab.runs.result",
     "RunConfig": "gracecl.lab.runs.run",
+    "StopTraining": "gracecl.engine.loop",
     "UserError": "gracecl.errors",
     "from_arrays": "gracecl.data",
     "load_runs": "gracecl.lab.report.frames",
@@ -24,11 +26,13 @@ _HOME = {
 """public names and where they live: they are imported when first used, so that the command starts without torch"""
 
 __all__ = [
+    "Callback",
     "Feedback",
     "Learner",
     "Method",
     "Result",
     "RunConfig",
+    "StopTraining",
     "UserError",
     "Wrapper",
     "from_arrays",
@@ -41,6 +45,7 @@ __all__ = [
 if TYPE_CHECKING:
     from gracecl.controllers.feedback import Feedback
     from gracecl.data import from_arrays
+    from gracecl.engine.loop import Callback, StopTraining
     from gracecl.errors import UserError
     from gracecl.lab.report.frames import load_runs
     from gracecl.lab.runs.result import Result, run

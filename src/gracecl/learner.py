@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,15 +21,15 @@ from gracecl.data import Data
 from gracecl.data.arrays import MANY_TIMES, as_array
 from gracecl.engine.evaluate import seen_scores
 from gracecl.engine.finite import check_losses
+from gracecl.engine.loop import Callbacks, Loop, check_marks
 from gracecl.engine.recipe import Recipe, name_unfit_augmentation
 from gracecl.errors import Misfit, UserError
 from gracecl.forking import calls
-from gracecl.lab.runs.recorder import FLUSH_EVERY, fetch
-from gracecl.lab.runs.trainer import check_marks
 from gracecl.methods.base import Method
 from gracecl.registry import UnknownName, options
 from gracecl.registry.options import LearnerOptions
 from gracecl.streams import Stream
+from gracecl.streams.batches import batches_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 MOST_TASKS = 1_000_000
@@ -130,10 +130,7 @@ class Learner:
         does at task marks it then does every so many steps too (`every`, `refresh_every`). Returns the loss of each term and tapped
         layer (nothing where the method only stored).
         """
-        images, labels = self._images(x), self._labels(y)
-        if len(images) != len(labels):
-            raise UserError(f"{len(images)} images came with {len(labels)} labels; give one label per image")
-        outcome = self.engine.learn(StreamBatch(images, labels, task=self._number_of(task, labels), marked=task is not None))
+        outcome = self.engine.learn(self._batch(x, y, task))
         if outcome is None:
             return {}
         losses = {row: value.tolist() for row, value in outcome.table.items()}
@@ -141,27 +138,84 @@ class Learner:
         return losses
 
     @one_at_a_time
-    def fit(self, stream: Stream | Data | str, data: str | Path | None = None) -> Learner:
+    def fit(
+        self,
+        stream: Stream | Data | str | Iterable[Any],
+        data: str | Path | None = None,
+        *,
+        start: int = 0,
+        callbacks: Iterable[Any] = (),
+        eval_every: int = 0,
+    ) -> Learner:
         """Learns a whole stream, ending tasks where it says so; returns the learner.
 
         The stream is one of `gracecl.stream(...)`, its expression, which takes the learner's seed, or a data set; `data` is the
-        folder of the data sets. What was learned before stays, and the stream's first task is a new one.
+        folder of the data sets. What was learned before stays, and the stream's first task is a new one. `start` continues a
+        stream at one of its batches, of which the learner had those before: after a stop the result is the same to the bit.
+
+        Or it is anything that yields batches `(x, y)`, `(x, y, task)` or dicts: a `DataLoader`, a generator. Each batch is learned
+        as by `learn`; the last task stays open until `end_task` or another task. Where such an iterable stopped is for its owner
+        to know: it has no batches by number, hence no `start`.
+
+        `callbacks` are called between steps and may stop (see `gracecl.Callback`); the learner then stays at that step. If one of
+        them has `on_evaluation`, the test images of a stream are evaluated at its marks, and every `eval_every` steps.
         """
-        stream = self.engine.as_seen(self._stream(stream, data).to(self.engine.device))
-        check_marks(self.engine.chain, stream)
-        first, self._task = self.engine.progress.task + 1, None
-        tables = []
-        for step in range(len(stream)):
-            batch = stream.batch(step)
-            task = first + batch.task if stream.has_tasks else self.engine.progress.task
-            outcome = self.engine.learn(replace(batch, task=task, sources=NO_SOURCES))
-            if outcome is not None:
-                tables.append((self.engine.progress.step - 1, outcome.table))
-            if tables and (len(tables) == FLUSH_EVERY or step + 1 == len(stream)):
-                for (at, _), losses in zip(tables, fetch([table for _, table in tables]), strict=True):
-                    check_losses(losses, at)
-                tables.clear()
+        listening = Callbacks(callbacks)
+        if isinstance(stream, (Stream, Data, str)):
+            loop = self._loop_over(self._stream(stream, data), start, listening, eval_every)
+        else:
+            loop = self._loop_through(stream, start, listening, eval_every)
+        loop.run()
         return self
+
+    def _loop_over(self, stream: Stream, start: int, callbacks: Callbacks, eval_every: int) -> Loop:
+        """The loop over an indexed stream, from one of its steps on."""
+        stream = self.engine.as_seen(stream.to(self.engine.device))
+        check_marks(self.engine.chain, stream)
+        if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= min(len(stream), self.engine.progress.step):
+            raise UserError(
+                f"start is the number of the stream's batches that were learned already, of {len(stream)} batches and "
+                f"{self.engine.progress.step} steps, not {start!r}"
+            )
+        begun = int(stream.task_of_step[start - 1]) if start else -1
+        first, self._task = self.engine.progress.task - begun, None
+
+        def batch(step: int) -> StreamBatch:
+            found = stream.batch(step)
+            task = first + found.task if stream.has_tasks else self.engine.progress.task
+            return replace(found, task=task, sources=NO_SOURCES)
+
+        return Loop(
+            self.engine,
+            batch,
+            begin=self.engine.progress.step - start,
+            steps=len(stream),
+            test=stream if callbacks.of["on_evaluation"] else None,
+            eval_every=eval_every,
+            callbacks=callbacks,
+        )
+
+    def _loop_through(self, source: Iterable[Any], start: int, callbacks: Callbacks, eval_every: int) -> Loop:
+        """The loop through batches that come one after the other."""
+        if start:
+            raise UserError(
+                f"a {type(source).__name__} has no batches by number, so it cannot be continued at {start}; "
+                "leave out the batches that were learned (itertools.islice), or fit a gracecl.stream"
+            )
+        if eval_every or callbacks.of["on_evaluation"]:
+            raise UserError("only a gracecl.stream brings test images; evaluate(x, y) in on_step, or leave on_evaluation out")
+        batches = enumerate(batches_of(source), start=1)
+
+        def batch(step: int) -> StreamBatch | None:
+            if (found := next(batches, None)) is None:
+                return None
+            number, parts = found
+            try:
+                return self._batch(*parts)
+            except UserError as error:
+                raise UserError(f"batch {number}: {error}") from None
+
+        return Loop(self.engine, batch, begin=self.engine.progress.step, callbacks=callbacks)
 
     @one_at_a_time
     def end_task(self) -> None:
@@ -270,6 +324,13 @@ class Learner:
                 Misfit,
                 stacklevel=4,
             )
+
+    def _batch(self, x: Images, y: Labels, task: Hashable) -> StreamBatch:
+        """A batch of the user's own, checked."""
+        images, labels = self._images(x), self._labels(y)
+        if len(images) != len(labels):
+            raise UserError(f"{len(images)} images came with {len(labels)} labels; give one label per image")
+        return StreamBatch(images, labels, task=self._number_of(task, labels), marked=task is not None)
 
     def _number_of(self, task: Hashable, labels: Ints) -> int:
         """The running number of the batch's task."""

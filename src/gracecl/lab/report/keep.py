@@ -8,7 +8,7 @@ from typing import Any
 from gracecl.errors import UserError
 from gracecl.files import make_folder, parse_json, read_file, read_sealed, write_bytes
 from gracecl.lab.report.kept import KEPT, in_order, line_of, lines_in
-from gracecl.lab.report.runs import CONFIG, MATRICES, RECORD, SUMMARY, TIMING, Run, find_any, line_for, read_runs, read_summary
+from gracecl.lab.report.runs import CONFIG, MATRICES, RECORD, SUMMARY, TIMING, Run, find_any, line_for, read_runs
 
 
 def keep_runs(source: Path, to: Path, every: int) -> tuple[list[Path], list[str]]:
@@ -21,12 +21,12 @@ def keep_runs(source: Path, to: Path, every: int) -> tuple[list[Path], list[str]
         raise UserError(f"--every must be at least 1, not {every}")
     kept, (runs, damaged) = {}, read_runs(find_any(source))
     for run in runs:
-        if read_summary(run.path) is not None:
+        if run.finished:
             try:
                 kept[run.path.relative_to(source)] = parts_of(run, every)
             except UserError as error:
                 damaged.append(str(error))
-        elif run.finished:
+        elif run.timing:  # which is written after the last step
             damaged.append(
                 f"{run.path} has no {SUMMARY} although the run came to its end; write it with: gracecl resume {run.path}"
             )

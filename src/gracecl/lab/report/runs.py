@@ -110,6 +110,8 @@ class Run:
     """modules and files that register what the run uses, as it noted them"""
     record: Written | None = None
     """what a finished run recorded"""
+    finished: bool = False
+    """whether it came to its end: see `is_finished`"""
 
     def __repr__(self) -> str:
         return f"Run({self.title}: {len(self.steps)} steps and {len(self.evals)} evaluations in {self.path})"
@@ -176,16 +178,6 @@ class Run:
         """Steps of the stream, those that were recorded if the run does not say."""
         recorded = max((record["step"] for record in [*self.steps, *self.evals]), default=-1) + 1
         return int(self.timing.get("steps") or recorded)
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run came to its end. A run that knows its number of tasks (in its settings or in the stream's
-        expression) has evaluated after each of them; one that does not has written its timing."""
-        written_out = re.search(r"\btasks=(\d{1,9})\b", str(self.config["stream"]))
-        planned = self.config.get("tasks") or (written_out and int(written_out[1]))
-        if planned:
-            return any(record["task_end"] and record["task"] == planned - 1 for record in self.evals)
-        return bool(self.timing)
 
     def _check(self, rule: str) -> None:
         if self.evals and rule not in self.rules():
@@ -258,7 +250,7 @@ def read_run(path: str | Place, record: Written | None = None) -> Run:
     records = _read_records(folder / RECORD)
     timing = read_sealed(folder / TIMING) if (folder / TIMING).is_file() else {}
     plugins = read_note(folder / "plugins").splitlines()
-    return _assembled(folder, folder / TIMING, config, records, timing, plugins, record)
+    return _assembled(folder, folder / TIMING, config, records, timing, plugins, record, is_finished(folder))
 
 
 def line_for(folder: Path) -> KeptRun | None:
@@ -271,7 +263,8 @@ def _read_line(line: KeptRun) -> Run:
     _check_config(line.path, line, parts["config"])
     _check_owner(line, parts["summary"], parts["config"])
     records = [record for entry in parts["record"] if (record := _checked_record(entry, f"an entry of {line}"))]
-    return _assembled(line.path, line, parts["config"], records, parts["timing"], [], Written.of(parts["summary"].get("record")))
+    written = Written.of(parts["summary"].get("record"))
+    return _assembled(line.path, line, parts["config"], records, parts["timing"], [], written, finished=True)
 
 
 def _assembled(
@@ -282,6 +275,7 @@ def _assembled(
     timing: Record,
     plugins: list[str],
     record: Written | None,
+    finished: bool,
 ) -> Run:
     """Assemble a run from its parts; `source` is where its timing comes from."""
     _check_owner(source, timing, config)
@@ -297,6 +291,7 @@ def _assembled(
         timing=timing,
         plugins=plugins,
         record=record,
+        finished=finished,
     )
 
 
@@ -449,6 +444,11 @@ def find_runs(root: str | Path, damaged: list[str] | None = None) -> list[Run]:
     runs, sentences = read_runs(find_places(root))
     damaged += sentences
     return runs
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run came to its end: the last thing that it writes is its summary."""
+    return read_summary(folder) is not None
 
 
 def read_summary(folder: Path) -> Record | None:

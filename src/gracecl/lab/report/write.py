@@ -26,7 +26,7 @@ def write_run_report(path: str | Path, record: Written | None = None) -> dict[st
     """
     record = record or Written.to(Path(path) / RECORD)
     run = read_run(path, record)
-    result = summary(run) | {"record": record._asdict()}
+    result = summary(run) | {"finished": True, "record": record._asdict()}
     write_json(run.path / MATRICES, run.matrices())
     figures.accuracy_matrix(run, run.path / "matrix.png")
     figures.layer_curves(run, run.path / "layers.png")

@@ -10,36 +10,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
-
-from gracecl.core import LossTable
-from gracecl.engine.engine import StepResult
-from gracecl.engine.finite import check_losses
+from gracecl.engine.loop import Log
 from gracecl.errors import UserError
 from gracecl.files import Digest, Written, make_folder, open_own, open_to_read, sync_folder
 
-FLUSH_EVERY = 50
 
-
-def fetch(tables: Sequence[LossTable]) -> list[dict[str, list[float]]]:
-    """Fetch the values of several tables in one transfer from the device."""
-    stacked = iter(torch.cat([value.float().flatten() for table in tables for value in table.values()]).tolist())
-    return [{row: list(islice(stacked, value.numel())) for row, value in table.items()} for table in tables]
-
-
-class Recorder:
-    """Append events to a record file; `latest` holds the last step's terms for the progress line."""
+class Recorder(Log):
+    """Append events to a record file."""
 
     def __init__(self, path: Path, kept: Written | None = None) -> None:
         """Open the record, keeping of an earlier one what a checkpoint counts on (`kept`).
 
         The rest is dropped when something is written, so that a run which is refused leaves the record as it was.
         """
+        super().__init__()
         make_folder(path.parent)
         if kept is not None:
             kept.check(path)
@@ -50,33 +37,6 @@ class Recorder:
             with open_to_read(path) as file:
                 self._note(file.read(kept.bytes))
         self._rest_dropped = False
-        self._pending: list[tuple[dict[str, Any], StepResult]] = []
-        self.latest: dict[str, list[float]] = {}
-
-    def step(self, step: int, task: int, outcome: StepResult, kind: Literal["step", "fit"] = "step") -> None:
-        """Record a step, or the end of the fit before an evaluation."""
-        self._pending.append(({"kind": kind, "step": step, "task": task, "images": outcome.images}, outcome))
-        if len(self._pending) >= FLUSH_EVERY:
-            self.flush()
-
-    def event(self, kind: str, step: int, **values: Any) -> None:
-        """Write an evaluation or the end of a task at once, after the steps before it."""
-        self.flush()
-        self._write([{"kind": kind, "step": step, **values}])
-
-    def flush(self) -> None:
-        """Fetch the pending tables in one transfer and write their lines."""
-        if not self._pending:
-            return
-        pending, self._pending = self._pending, []
-        lines: list[dict[str, Any]] = []
-        try:
-            for (line, _), rows in zip(pending, fetch([outcome.table for _, outcome in pending]), strict=True):
-                check_losses(rows, line["step"])
-                lines.append(line | {"rows": rows})
-                self.latest |= rows
-        finally:
-            self._write(lines)
 
     def sync(self) -> Written:
         """Write pending lines durably (fsync); return how far the record goes."""
@@ -95,7 +55,8 @@ class Recorder:
             with contextlib.suppress(OSError):  # what a full disk did not take was told when it was written
                 self._file.close()
 
-    def _write(self, lines: list[dict[str, Any]]) -> None:
+    def write(self, lines: list[dict[str, Any]]) -> None:
+        """Hands lines to the system."""
         data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
         try:
             self._drop_rest()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from gracecl.engine.loop import Callbacks
 from gracecl.errors import UserError
 from gracecl.files import as_path
 from gracecl.functional.metrics import Array
@@ -43,12 +44,15 @@ class Result:
     folder: Path | None
     """where it is; None if nothing was kept"""
     rule: str
+    stopped: str | None = None
+    """where and why a callback stopped the run; None if it came to its end"""
 
     @classmethod
     def read(cls, folder: str | Path) -> Result:
         """Of a run's folder."""
         record = report.read_run(as_path(folder, "folder"))
-        return cls(Work.begun(record.path).config, record, record.path, record.rule)
+        work = Work.begun(record.path)
+        return cls(work.config, record, record.path, record.rule, work.stopped)
 
     def under(self, rule: str) -> Result:
         """The same run under another of its rules."""
@@ -100,7 +104,8 @@ class Result:
             for name, unit in {"acc": " %", "forgetting": ""}.items()
         ]
         found = f"{', '.join(parts)} under {self.rule}, {len(self.accuracy)} tasks"
-        return f"Result({self.record.title}: {found})\n  {self.folder or 'no folder was kept'}"
+        stopped = f", stopped {self.stopped}" if self.stopped else ""
+        return f"Result({self.record.title}: {found}{stopped})\n  {self.folder or 'no folder was kept'}"
 
 
 @takes(RunOptions)
@@ -115,6 +120,7 @@ def run(
     threads: int | None = None,
     progress: bool = False,
     log: str | Sequence[str] = (),
+    callbacks: Iterable[Any] = (),
     **options: Any,
 ) -> Result:
     """Trains a method on a stream to its end, as the command `gracecl run` does, and returns what it found.
@@ -126,7 +132,10 @@ def run(
     the folder of the data sets, `defaults` the set of published values for options left open, `epochs` the passes over each task,
     `plugins` are modules or files that register what the run uses. With `progress` it shows what the command shows, else nothing.
     `log` is "tensorboard", "wandb", "mlflow" or some of them: views that show the run while it goes on, with files in `out`.
+    `callbacks` are called between steps and may stop the run (see `gracecl.Callback`): the result is then that of the steps made,
+    `result.stopped` says where and why, and a run in `out` continues when it is called again or resumed.
     """
+    listening = Callbacks(callbacks)
     views = _words(log, "log", 'one of "tensorboard", "wandb", "mlflow" or a list of them')
     modules = _words(plugins, "plugins", "a list of modules or files")
     for name, place in {"out": out, "data": data}.items():
@@ -149,7 +158,7 @@ def run(
         work = Work.new(config, root, data, code.names)
         try:
             with logs.logging([work], root, views):
-                folder = work.run(LiveWatch() if progress else Watch(), threads)
+                folder = work.run(LiveWatch() if progress else Watch(), threads, listening)
         except Interrupted:
             if out is not None:
                 raise

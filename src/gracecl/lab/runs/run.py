@@ -21,6 +21,7 @@ from torch import nn
 
 from gracecl import __version__, checkpoint, streams
 from gracecl.engine.engine import Engine
+from gracecl.engine.loop import Callbacks, StopTraining
 from gracecl.engine.recipe import Recipe, device_of, layout_of, name_unfit_augmentation
 from gracecl.errors import UserError
 from gracecl.files import Written, as_name, make_folder, open_own, read_note, read_sealed, sealed, without_nul, write_text
@@ -39,6 +40,8 @@ from gracecl.streams import Stream
 SECONDS_BETWEEN_CHECKPOINTS = 120.0
 ALWAYS_WRITTEN = ("method", "net", "memory", "seed", "stream")
 """fields that every config.json has; an older one may lack others, which then have their defaults"""
+STOPPED = "stopped"
+"""the note in the folder of a run that a callback stopped: where, and why"""
 LATE_FILES = "plugin_files"
 """the entry of a checkpoint with the files that plugins loaded and their digest does not cover"""
 
@@ -103,7 +106,12 @@ class Work:
 
     @property
     def finished(self) -> bool:
-        return report.read_summary(self.folder) is not None
+        return report.is_finished(self.folder)
+
+    @property
+    def stopped(self) -> str | None:
+        """Where and why a callback stopped the run; None where none did, or it went on since."""
+        return read_note(self.folder / STOPPED) or None
 
     @property
     def threads(self) -> int | None:
@@ -123,8 +131,13 @@ class Work:
         except (OSError, UserError):
             return None
 
-    def run(self, watch: Watch | None = None, threads: int | None = None) -> Path:
-        """To its end from the last checkpoint, or from the beginning if there is none; `threads` are for a run that begins."""
+    def run(
+        self, watch: Watch | None = None, threads: int | None = None, callbacks: Callbacks | None = None
+    ) -> Path:
+        """To its end from the last checkpoint, or from the beginning if there is none; `threads` are for a run that begins.
+
+        A callback may stop it earlier: then everything is saved, and the folder notes where and why (`stopped`).
+        """
         try:
             make_folder(self.folder)
         except OSError as error:
@@ -133,7 +146,7 @@ class Work:
             if not self.finished:
                 try:
                     with self.own_code() as code:
-                        _train(replace(self, plugins=code.names), code, watch or Watch(), threads)
+                        _train(replace(self, plugins=code.names), code, watch or Watch(), threads, callbacks)
                 except SystemExit as end:  # of a plugin; it would pass for a run that came to its end
                     raise UserError(
                         f"the run's own code asked to end the program (SystemExit: {end.code}); what was saved before is intact"
@@ -181,11 +194,17 @@ def resume(folder: Path, data_root: str | Path | None = None, watch: Watch | Non
     return Work.begun(folder, data_root).run(watch)
 
 
-def build(config: RunConfig, record: Path, data_root: str | Path | None = None, kept: Written | None = None) -> Trainer:
+def build(
+    config: RunConfig,
+    record: Path,
+    data_root: str | Path | None = None,
+    kept: Written | None = None,
+    callbacks: Callbacks | None = None,
+) -> Trainer:
     """Everything a configuration names, put together and at its first step; of an earlier record it keeps what `Recorder` says."""
     engine, stream = learner_and_stream(config, data_root)
     name_unfit_augmentation(config.augment, engine.method, stream.data.shape)
-    return Trainer(engine, stream, Recorder(record, kept), config.eval_every)
+    return Trainer(engine, stream, Recorder(record, kept), config.eval_every, callbacks)
 
 
 def learner_and_stream(config: RunConfig, data_root: str | Path | None = None) -> tuple[Engine, Stream]:
@@ -204,7 +223,7 @@ def learner_and_stream(config: RunConfig, data_root: str | Path | None = None) -
     return engine, stream
 
 
-def _train(work: Work, code: Code, watch: Watch, threads: int | None) -> None:
+def _train(work: Work, code: Code, watch: Watch, threads: int | None, callbacks: Callbacks | None) -> None:
     config, folder = work.config, work.folder
     for left in (*folder.rglob("*.part"), *folder.glob(".tmp*")):  # of a process that was killed while it wrote
         left.unlink()
@@ -212,7 +231,8 @@ def _train(work: Work, code: Code, watch: Watch, threads: int | None) -> None:
     state = load_checkpoint(saved, config) if saved.exists() else None
     begun = replace(config, layout=state["layout"]) if state else work.in_its_layout()
     forget_peak()
-    trainer = build(begun, folder / "metrics.jsonl", work.data_root, Written.of(state["record"]) if state else None)
+    kept = Written.of(state["record"]) if state else None
+    trainer = build(begun, folder / "metrics.jsonl", work.data_root, kept, callbacks)
     if trainer.engine.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(trainer.engine.device)
     begun_with = state["threads"] if state else work.threads
@@ -220,7 +240,13 @@ def _train(work: Work, code: Code, watch: Watch, threads: int | None) -> None:
         if state is not None:
             _restore(trainer, state, saved)
         _write_config(work, trainer)
-        _finish(trainer, config, code, saved, watch)
+        (folder / STOPPED).unlink(missing_ok=True)
+        try:
+            _finish(trainer, config, code, saved, watch)
+        except StopTraining as stop:
+            why = f": {stop}" if str(stop) else ""
+            write_text(folder / STOPPED, f"after step {trainer.at} of {len(trainer.stream)}{why}")
+            return
         record = trainer.recorder.sync()
         _note_peak(trainer)
     timing = vars(trainer.timing) | {"steps": len(trainer.stream), "run": run_name(asdict(config))}
@@ -320,6 +346,9 @@ def _finish(trainer: Trainer, config: RunConfig, code: Code, saved: Path, watch:
                 fit = trainer.engine.unfinished_fit
                 where = f"stopped after step {trainer.at} of {len(trainer.stream)}" + (f" and {fit}" if fit else "")
                 raise Interrupted(f"{where}; continue with: {resume_command(saved.parent)}")
+            if trainer.stopped and not trainer.done:
+                save()
+                raise trainer.stopped
             late = time.monotonic() - last_save > SECONDS_BETWEEN_CHECKPOINTS
             regular = trainer.at % config.checkpoint_every == 0 and trainer.engine.unfinished_fit is None
             if late or regular or trainer.done:
