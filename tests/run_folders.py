@@ -60,8 +60,7 @@ def write_run(root: Path, method: str = "grace(mose())", seed: int = 0, tasks: i
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     timing = {"train_seconds": 12.5 + seed, "eval_seconds": 2.0, "steps": tasks * STEPS_PER_TASK, "images": 35520}
     (folder / "timing.json").write_text(json.dumps(timing))
-    named = {name: config[name] for name in ("method", "stream", "seed")}
-    (folder / "summary.json").write_text(json.dumps(named | {"metrics": {}}))
+    (folder / "summary.json").write_text('{"metrics": {}}')  # which makes it a finished run's
     return folder
 
 

@@ -24,7 +24,7 @@ from gracecl.lab.runs.export import export_run
 from gracecl.lab.runs.run import RunConfig, resume, snapshot_file
 from gracecl.lab.theory.measure import Settings, measure
 from gracecl.registry.options import RunOptions, run_name
-from run_folders import write_run
+from run_folders import unfinish, write_run
 
 STREAM = "split-digits(size=8, classes='0-3', tasks=2, per_class=20)"
 SMALL = ["--stream", STREAM, "--net", "mlp(width=4)", "--memory", "10", "--device", "cpu", "--threads", "1", "--jobs", "1"]
@@ -227,8 +227,7 @@ def test_keep_leaves_out_a_run_that_is_not_finished(tmp_path: Path) -> None:
     write_run(tmp_path / "runs", "er()")
     begun = write_run(tmp_path / "runs", "mose()")
     report.write_run_report(tmp_path / "runs" / "er()" / "100" / "0")
-    record = (begun / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (begun / "metrics.jsonl").write_text("".join(record[:5]))
+    unfinish(begun, 5)
     kept, damaged = keep_runs(tmp_path / "runs", tmp_path / "kept", 50)
     assert (len(kept), damaged) == (1, [])
 

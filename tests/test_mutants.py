@@ -24,6 +24,7 @@ WITHOUT_EQUATIONS = {
     "nets/timm.py",
     "nets/transformers.py",
     "functional/__init__.py",
+    "streams/batches.py",
     "lab/theory/__init__.py",
     "lab/theory/page.py",
     "controllers/__init__.py",

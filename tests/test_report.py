@@ -20,7 +20,7 @@ from gracecl.lab.report.groups import Group
 from gracecl.lab.report.runs import Run, measure
 from gracecl.lab.report.style import spread
 from gracecl.lab.report.table import Table
-from run_folders import STEPS_PER_TASK, write_run
+from run_folders import STEPS_PER_TASK, unfinish, write_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -98,14 +98,13 @@ def test_a_last_line_cut_short_is_dropped(tmp_path: Path, cut: int) -> None:
 
 def test_a_killed_run_is_not_finished_and_counts_the_tasks_that_ended(tmp_path: Path) -> None:
     folder = write_run(tmp_path)
-    file = folder / "metrics.jsonl"
-    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:100]))
+    assert read_run(folder).finished
+    unfinish(folder, 100)
     run = read_run(folder)
     assert not run.finished
     assert run.matrix("ncm_mean").shape == (2, 2)
     assert math.isfinite(summary(run)["metrics"]["ncm_mean"]["forgetting"])
-    (folder / "timing.json").unlink()
-    assert summary(read_run(folder))["steps"] == run.steps[-1]["step"] + 1
+    assert summary(run)["steps"] == run.steps[-1]["step"] + 1
 
 
 def test_steps_written_again_after_a_resume_count_once(tmp_path: Path) -> None:
@@ -233,7 +232,7 @@ def test_settings_that_differ_are_named(tmp_path: Path) -> None:
 
 def test_unfinished_runs_are_left_out_and_counted(tmp_path: Path) -> None:
     write_run(tmp_path, "er()", 0)
-    (write_run(tmp_path, "er()", 1) / "metrics.jsonl").write_text("")
+    unfinish(write_run(tmp_path, "er()", 1), 0)
     text = tables.comparison_markdown(find_runs(tmp_path))
     assert "| `er()` | `linear_last` | 1 seed: no interval |" in text
     assert "(1 unfinished run left out)" in text
@@ -262,6 +261,7 @@ def test_run_table(root: Path) -> None:
 
 def test_run_report_writes_strict_json_and_pictures(tmp_path: Path) -> None:
     folder = write_run(tmp_path)
+    (folder / "summary.json").unlink()
     before = {file.name for file in folder.iterdir()}
     result = write_run_report(folder)
     written = {file.name for file in folder.iterdir()} - before

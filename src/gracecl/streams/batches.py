@@ -23,7 +23,8 @@ def batches_of(source: Iterable[Any]) -> Iterator[tuple[Any, Any, Any]]:
         items = iter(source)
     except TypeError:
         raise UserError(
-            f"a learner fits a stream, a data set, or anything that yields batches {FORMS}, not a value of type {type(source).__name__}"
+            f"a learner fits a stream, a data set, or anything that yields batches {FORMS}, "
+            f"not a value of type {type(source).__name__}"
         ) from None
     for number, item in enumerate(items, start=1):
         yield parts_of(item, number)
@@ -35,7 +36,7 @@ def parts_of(item: Any, number: int) -> tuple[Any, Any, Any]:
         return _from_mapping(item, number)
     if isinstance(item, (tuple, list)) and len(item) in (2, 3):
         x, y, task = (*item, None)[:3]
-        if isinstance(task, (tuple, list)) or getattr(task, "ndim", 0):
+        if isinstance(task, (tuple, list)) or getattr(task, "ndim", 0) > 0:
             task = _only(task, number)
         return x, y, task
     what = f"{type(item).__name__} of {len(item)}" if isinstance(item, (tuple, list)) else type(item).__name__

@@ -131,9 +131,7 @@ class Work:
         except (OSError, UserError):
             return None
 
-    def run(
-        self, watch: Watch | None = None, threads: int | None = None, callbacks: Callbacks | None = None
-    ) -> Path:
+    def run(self, watch: Watch | None = None, threads: int | None = None, callbacks: Callbacks | None = None) -> Path:
         """To its end from the last checkpoint, or from the beginning if there is none; `threads` are for a run that begins.
 
         A callback may stop it earlier: then everything is saved, and the folder notes where and why (`stopped`).
