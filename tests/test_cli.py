@@ -317,11 +317,22 @@ def test_list_methods_prints_a_table_of_what_they_need_and_cost() -> None:
     assert "--describe and --markdown are for methods" in one_sentence(*gracecl("list", "nets", "--describe"))
 
 
-def test_list_streams_prints_every_family_over_every_data_set() -> None:
+def test_list_streams_prints_every_family_and_the_data_sets() -> None:
     code, out, _ = gracecl("list", "streams")
     assert code == 0
-    printed = {line.split()[0] for line in out.splitlines()}
-    assert {"split-cifar10", "split-cifar100", "split-tinyimagenet", "split-cub200", "split-digits"} <= printed
+    printed = {line.split()[0] for line in out.splitlines() if line}
+    assert {"split-DATA", "iid-DATA", "i-blurry-DATA", "si-blurry-DATA", "gaussian-DATA", "noisy-DATA"} <= printed
+    assert "cifar10, cifar100, cub200, digits" in out
+
+
+def test_stream_show_writes_a_picture(tmp_path: Path) -> None:
+    place = tmp_path / "stream.svg"
+    code, out, err = gracecl("stream", "show", "noisy(i-blurry-digits(tasks=5, size=8), 0.2)", "--out", str(place))
+    assert (code, err) == (0, "")
+    assert out == (f"Stream(noisy(i-blurry) of digits: no task marks, 10 classes, 146 steps, 1438 images, seed 0)\n{place}\n")
+    assert place.read_text().startswith("<?xml")
+    assert "ends in none of them" in one_sentence(*gracecl("stream", "show", "split-digits(size=8)", "--out", "stream.gif"))
+    assert "unknown stream 'i_blurie_digits'" in one_sentence(*gracecl("stream", "show", "i-blurie-digits"))
 
 
 def test_data_check_says_that_the_digits_are_complete_and_suggests_a_name_for_unknown_sets() -> None:

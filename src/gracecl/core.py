@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -154,6 +154,10 @@ class StreamBatch:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Images and labels, as in `for x, y in stream`."""
+        return iter((self.x, self.labels))
 
     def __repr__(self) -> str:
         size, classes = " × ".join(map(str, self.x.shape[1:])), np.unique(self.labels).tolist()

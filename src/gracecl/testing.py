@@ -359,8 +359,8 @@ def check_stream(stream: Stream | str) -> None:
         one, two = stream.batch(step), stream.batch(step)
         assert torch.equal(one.x, two.x), f"batch {step} differs when asked for again"
         assert len(one.x) == len(one.labels) == len(one.sources) > 0, f"batch {step} is empty or uneven"
-        index = stream.order[one.sources]
-        assert np.array_equal(one.labels, stream.data.train_y[index]), f"labels of batch {step} are not those of its images"
+        labels = stream.labels(stream.order[one.sources])
+        assert np.array_equal(one.labels, labels), f"labels of batch {step} are not those of its images"
     assert stream.ends[-1] == len(stream.order), "the batches do not cover the order"
     assert np.all(np.diff(stream.marks) > 0), "evaluation marks are not in order"
     try:

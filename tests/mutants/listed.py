@@ -7,7 +7,8 @@ from of_corners import CORNERS
 from of_methods import METHODS
 from of_numbers import NUMBERS
 from of_parts import PARTS
+from of_streams import STREAMS
 
 __all__ = ["MUTANTS", "SOURCE", "TESTS", "Mutant"]
 
-MUTANTS = [*PARTS, *NUMBERS, *METHODS, *CORNERS]
+MUTANTS = [*PARTS, *STREAMS, *NUMBERS, *METHODS, *CORNERS]

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -62,17 +63,25 @@ def scores_by(rule: str, learner: Chain, out: Taps, columns: Tensor) -> Tensor:
     return scores[rule]
 
 
-def evaluate(engine: Engine, images: Tensor, labels: Ints, tasks: Ints) -> Evaluation:
-    """Accuracy on each task among `tasks`, from one pass over the images. Ties go to the class met first."""
+def evaluate(
+    engine: Engine, images: Tensor, labels: Ints, tasks: Ints, classes_of_task: npt.NDArray[np.bool_] | None = None
+) -> Evaluation:
+    """Accuracy on each task among `tasks`, from one pass over the images. Ties go to the class met first.
+
+    With `classes_of_task`, `[tasks, classes]`, every rule is also read among the classes of each image's task: `<rule>_masked`.
+    """
     net = engine.ready_to_predict()
     columns = torch.tensor(engine.progress.seen, device=engine.device)
     position = np.full(max(net.classes, labels.max(initial=-1) + 1), -1, np.int64)
     position[list(engine.progress.seen)] = np.arange(len(columns))
     guesses: dict[str, list[Tensor]] = {}
     chances: dict[str, list[Tensor]] = {}
-    for _, out in net.sweep(images):
+    for rows, out in net.sweep(images):
         for rule, scores in rule_scores(engine.chain, out, columns).items():
             guesses.setdefault(rule, []).append(scores.argmax(dim=1))
+            if classes_of_task is not None:
+                allowed = torch.from_numpy(classes_of_task[tasks[rows]][:, list(engine.progress.seen)]).to(scores.device)
+                guesses.setdefault(f"{rule}_masked", []).append(scores.masked_fill(~allowed, -math.inf).argmax(dim=1))
             if rule in CALIBRATED:
                 chances.setdefault(rule, []).append(scores.softmax(dim=1))
     target = position[labels]

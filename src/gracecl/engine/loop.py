@@ -304,7 +304,8 @@ class Loop:
         """All tasks met so far, all rules, logged."""
         assert self.test is not None
         started, at_mark = time.perf_counter(), step in self.test.marks
-        self.evaluation = found = evaluate(self.engine, *self.test.test_images(self.engine.progress.seen))
+        masks = self.test.classes_of_task if self.test.masked else None
+        self.evaluation = found = evaluate(self.engine, *self.test.test_images(self.engine.progress.seen, step), masks)
         mark = int(np.searchsorted(self.test.marks, step))
         about = {"task": mark, "task_end": at_mark, "accuracy": found.accuracy, "ece": found.ece, "nll": found.nll}
         self.log.event("eval", step + self.begin, **about)

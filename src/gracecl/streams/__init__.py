@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +21,23 @@ from gracecl.data import Data
 from gracecl.data.loading import FOLDER
 from gracecl.errors import UserError
 from gracecl.files import as_path
-from gracecl.registry import datasets as known
+from gracecl.registry import datasets as known_sets
 from gracecl.registry import nearest, normal, spec, streams
 from gracecl.registry.spec import AtLeast
 
-__all__ = ["Stream", "StreamBatch", "build", "stream"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Family", "Stream", "StreamBatch", "build", "stream"]
 
 ALIASES = {"seq": "split"}
 """what other libraries call a family"""
+PATHS = ("path", "times", "test_times", "order_file")
+"""options that name a file or a folder"""
+
+Rule = Literal["tasks met", "classes met", "tasks so far", "all"]
+"""Which test images an evaluation looks at: those of tasks of which a class was met, of classes that were met, of the tasks
+that the stream has come to, or all of them."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -48,6 +58,14 @@ class Stream:
     """the task that each test image belongs to"""
     fresh: npt.NDArray[np.bool_]
     """False for the batches of later epochs, whose images came before"""
+    rule: Rule = "tasks met"
+    """which test images an evaluation looks at"""
+    masked: bool = False
+    """also evaluate among the classes of each image's task alone (task-incremental)"""
+    clean_y: Ints | None = None
+    """the training labels before noise, for whoever evaluates; a learner never sees them"""
+    family: str = ""
+    """what made it, as its `repr` names it: `noisy(longtail)`"""
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -55,7 +73,8 @@ class Stream:
     def __repr__(self) -> str:
         tasks = f"{self.tasks} tasks" if self.has_tasks else "no task marks"
         size = f"{len(self)} steps, {len(self.order)} images"
-        return f"Stream({self.data.name}: {tasks}, {self.data.classes} classes, {size}, seed {self.seed})"
+        family = f"{self.family} of " if self.family not in ("", "split") else ""
+        return f"Stream({family}{self.data.name}: {tasks}, {self.data.classes} classes, {size}, seed {self.seed})"
 
     @property
     def has_tasks(self) -> bool:
@@ -72,24 +91,49 @@ class Stream:
         if not isinstance(step, int | np.integer) or not 0 <= step < len(self):
             raise UserError(f"the stream has the batches 0 to {len(self) - 1}, not {step!r}")
         positions = np.arange(self.ends[step - 1] if step else 0, self.ends[step])
-        index = self.order[positions]
-        images = self.data.train_x
-        x = images.index_select(0, torch.from_numpy(index).to(images.device))
+        items = self.order[positions]
         task, fresh = int(self.task_of_step[step]), bool(self.fresh[step])
-        return StreamBatch(x, self.data.train_y[index], positions, task, fresh, self.ends_task(step))
+        return StreamBatch(self.inputs(items), self.labels(items), positions, task, fresh, self.ends_task(step))
+
+    def inputs(self, items: Ints) -> torch.Tensor:
+        """What the learner sees of entries of the order: the training images of these numbers."""
+        images = self.data.train_x
+        return images.index_select(0, torch.from_numpy(items).to(images.device))
+
+    def labels(self, items: Ints) -> Ints:
+        """The labels of entries of the order."""
+        return self.data.train_y[items]
 
     def ends_task(self, step: int) -> bool:
         """Whether this is the last step of its task."""
         return self.has_tasks and bool(step + 1 == len(self) or self.task_of_step[step + 1] != self.task_of_step[step])
 
-    def test_images(self, seen: Collection[int]) -> tuple[torch.Tensor, Ints, Ints]:
-        """Test images, labels and tasks of the tasks of which a class is among those seen."""
+    def test_images(self, seen: Collection[int], step: int | None = None) -> tuple[torch.Tensor, Ints, Ints]:
+        """Test images, labels and tasks that an evaluation looks at, by the stream's rule.
+
+        `seen` are the classes met, `step` is the last step learned; left out, the stream has come to its end.
+        """
         data, tasks = self.data, self.test_task
-        met = np.unique(tasks[np.isin(data.test_y, list(seen))])
-        if len(met) == self.tasks:
+        if self.rule == "all":
+            chosen = np.ones(len(tasks), bool)
+        elif self.rule == "tasks so far":
+            chosen = tasks <= np.searchsorted(self.marks, len(self) - 1 if step is None else step)
+        elif self.rule == "classes met":
+            chosen = np.isin(data.test_y, list(seen))
+        else:
+            met = np.unique(tasks[np.isin(data.test_y, list(seen))])
+            chosen = np.isin(tasks, met)
+        if chosen.all():
             return data.test_x, data.test_y, tasks
-        index = np.flatnonzero(np.isin(tasks, met))
+        index = np.flatnonzero(chosen)
         return data.test_x[index], data.test_y[index], tasks[index]
+
+    @cached_property
+    def classes_of_task(self) -> npt.NDArray[np.bool_]:
+        """[tasks, classes] True where a test task has images of a class"""
+        members = np.zeros((int(self.test_task.max()) + 1, self.data.classes), bool)
+        members[self.test_task, self.data.test_y] = True
+        return members
 
     def cut(self, steps: int) -> Stream:
         """The first steps alone, as if the stream ended there."""
@@ -118,7 +162,21 @@ class Stream:
         digest = hashlib.sha256(self.data.fingerprint.encode())
         for part in (self.order, self.ends, self.task_of_step, self.marks, self.test_task):
             digest.update(np.ascontiguousarray(part, dtype="<i8").tobytes())
+        if more := self.beyond_the_order:
+            digest.update(repr(more).encode())
         return digest.hexdigest()
+
+    @property
+    def beyond_the_order(self) -> dict[str, Any]:
+        """What else says what is learned and evaluated, as far as it is not what a split stream has."""
+        usual = {"rule": "tasks met", "masked": False}
+        return {name: getattr(self, name) for name, value in usual.items() if getattr(self, name) != value}
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """A picture of the stream: classes over time, evaluation marks, images per class. With `path`, it is written there too."""
+        from gracecl.streams.picture import picture
+
+        return picture(self, path)
 
 
 def check_evaluations(stream: Stream) -> None:
@@ -141,24 +199,39 @@ def cut_into_batches(length: int, size: int, start: int = 0) -> Ints:
 
 
 def stream(
-    source: str | Data | Stream, *, seed: Annotated[int, AtLeast(0)] = 0, data: str | Path | None = None, **options: Any
+    source: str | Data | Stream,
+    *,
+    seed: Annotated[int, AtLeast(0)] = 0,
+    data: str | Path | None = None,
+    family: str = "split",
+    **options: Any,
 ) -> Stream:
-    """The stream that an expression names, or a data set split into tasks; a stream is itself.
+    """The stream that an expression names, or a data set as a stream, split into tasks; a stream is itself.
 
     >>> gracecl.stream("split-digits(tasks=5)", seed=1)
+    >>> gracecl.stream("noisy(longtail-digits(ratio=50), 0.2)")
     >>> gracecl.stream(gracecl.from_arrays(train_x, train_y, test_x, test_y), tasks=5, batch=10)
+    >>> gracecl.stream(gracecl.from_arrays(train_x, train_y, test_x, test_y), family="noisy(i-blurry(tasks=5), 0.2)")
 
-    `data` is the folder of the data sets ($GRACECL_DATA, if left out). The options are those of the stream: `tasks`, `order`,
-    `batch`, `epochs`, `per_class`, `marked` and others; an expression may hold them itself.
+    `data` is the folder of the data sets ($GRACECL_DATA, if left out). `family` says what becomes of a data set (`gracecl list
+    streams`). The options are those of the stream: `tasks`, `order`, `batch`, `marked` and others; an expression may hold them
+    itself.
     """
     seed = int(seed) if isinstance(seed, np.integer) else seed
-    spec.check_options(stream, "stream", {"seed": seed})
+    spec.check_options(stream, "stream", {"seed": seed, "family": family})
     if data is not None:
         as_path(data, "data")
     if isinstance(source, Data):
-        split: Stream = spec.construct(streams, spec.Call("split", (), options), source, seed)
-        return split
+        call = spec.parse_call(family)
+        if twice := call.kwargs.keys() & options.keys():
+            raise UserError(f"stream: '{min(twice)}' is given twice, in family and as an option; leave one of them out")
+        made, _, picked = _read(spec.Call(call.name, call.args, call.kwargs | options), of_data=True)
+        if picked:
+            raise UserError(f"stream: {min(picked)} is an option of named data sets, and this one is given; pick from its arrays")
+        return made(source, seed)
     if isinstance(source, str):
+        if family != "split":
+            raise UserError(f"stream: the expression '{source}' says its family itself; leave family out")
         for name, value in options.items():
             value = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
             source = spec.with_option(source, name, value)
@@ -172,56 +245,131 @@ def stream(
     )
 
 
+@dataclass(frozen=True)
+class Family:
+    """An order with its options, yet without data; a wrapper's is around another one."""
+
+    call: spec.Call
+    inside: Family | None = None
+
+    def __call__(self, data: Data, seed: int) -> Stream:
+        """The stream of a data set."""
+        before = (data, seed) if self.inside is None else (self.inside, data, seed)
+        made: Stream = spec.construct(streams, self.call, *before)
+        return dataclasses.replace(made, family=str(self))
+
+    def __str__(self) -> str:
+        name = self.call.name.replace("_", "-")
+        return name if self.inside is None else f"{name}({self.inside})"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the expression gives for this family and for those inside, checked."""
+        own = spec.arguments(streams.get(self.call.name), self.call, before=2 if self.inside is None else 3)
+        return own if self.inside is None else self.inside.options | own
+
+
+def is_wrapper(family: str) -> bool:
+    """True for what is registered as a function of another family: its first parameter is `inner`."""
+    return next(iter(inspect.signature(streams.get(family)).parameters), "") == "inner"
+
+
 def from_anywhere(expression: str) -> str:
-    """The same stream whatever the working folder is: the path of a folder of images is written out."""
+    """The same stream whatever the working folder is: the paths of files and folders are written out."""
     call = spec.parse_call(expression)
-    path = call.kwargs.get("path")
-    if not normal(call.name).endswith("_folder") or not isinstance(path, str):
-        return expression
-    options = call.kwargs | {"path": str(Path(path).expanduser().resolve())}
-    arguments = [*map(repr, call.args), *(f"{name}={value!r}" for name, value in options.items())]
-    return f"{expression[: expression.index('(')]}({', '.join(arguments)})"
+    return _with_whole_paths(call, expression[: expression.index("(")]) if _names_a_path(call) else expression
+
+
+def _names_a_path(call: spec.Call) -> bool:
+    return any(isinstance(call.kwargs.get(name), str) for name in PATHS) or any(
+        _names_a_path(value) for value in call.args if isinstance(value, spec.Call)
+    )
+
+
+def _with_whole_paths(call: spec.Call, name: str) -> str:
+    """The call as an expression, with every path in it absolute."""
+    values = [
+        _with_whole_paths(value, value.name.replace("_", "-")) if isinstance(value, spec.Call) else repr(value)
+        for value in call.args
+    ]
+    paths = {name: str(Path(call.kwargs[name]).expanduser().resolve()) for name in PATHS if isinstance(call.kwargs.get(name), str)}
+    options = [f"{option}={value!r}" for option, value in (call.kwargs | paths).items()]
+    return f"{name}({', '.join([*values, *options])})"
+
+
+def _inner(call: spec.Call) -> Any:
+    """What stands first between the brackets, if anything does."""
+    return call.args[0] if call.args else None
 
 
 def parts_of(name: str) -> tuple[str, str]:
-    """`split` and `cifar100` of the name of a stream."""
-    family, _, dataset = normal(name).partition("_")
-    family = ALIASES.get(family, family)
-    if family not in streams.names() or not dataset:
-        close = nearest(family, streams.names()).replace("'?", f"-{dataset or 'cifar100'}'?")
-        raise UserError(f"unknown stream '{name}'{close} ('gracecl list streams' prints all of them)")
-    return family, dataset
+    """`split` and `cifar100` of the name of a stream; of a family alone, the data set is empty."""
+    key = normal(name)
+    for family in sorted({*streams.names(), *ALIASES}, key=len, reverse=True):
+        if key == family or key.startswith(f"{family}_"):
+            return ALIASES.get(family, family), key[len(family) + 1 :]
+    dataset = next((known for known in known_sets.names() if key.endswith(f"_{known}")), key.partition("_")[2])
+    family = key[: len(key) - len(dataset)].rstrip("_")
+    close = nearest(family, streams.names()).replace("'?", f"-{dataset or 'cifar100'}'?").replace("_", "-")
+    raise UserError(f"unknown stream '{name}'{close} ('gracecl list streams' prints all of them)")
 
 
 def build(expression: str, seed: int, root: str | Path | None = None) -> Stream:
     """The stream an expression such as `split-cifar100(tasks=5, classes='0-19')` names.
 
-    The first word is the family (`split`), the rest the data set; `classes` and `size` go to the data, all else to the family.
-    `split-folder(path='DIR', size=32)` is a stream over any folder of images.
+    The first words are the family (`split`, `i-blurry`), the rest the data set; `classes` and `size` go to the data, all else to
+    the family. `split-folder(path='DIR', size=32)` is a stream over any folder of images. A wrapper stands around another stream,
+    `noisy(split-digits(tasks=5), 0.2)`, or before a data set, where it is around its split stream: `noisy-digits(0.2, tasks=5)`.
     """
-    call, dataset, picked = _read(expression)
-    data = datasets.load(dataset, root, **picked)
-    stream: Stream = spec.construct(streams, call, data, seed)
-    return stream
+    family, dataset, picked = _read(spec.parse_call(expression))
+    return family(datasets.load(dataset, root, **picked), seed)
 
 
 def check(expression: str) -> None:
     """Refuse an expression that names no stream or data set, or options that they do not have; no data is loaded."""
-    call, dataset, picked = _read(expression)
+    family, dataset, picked = _read(spec.parse_call(expression))
     if not dataset.startswith(FOLDER):
-        known.get(dataset)
+        known_sets.get(dataset)
     spec.check_options(datasets.load, dataset, picked)
-    spec.arguments(streams.get(call.name), call, before=2)
+    _ = family.options  # which checks them
 
 
-def _read(expression: str) -> tuple[spec.Call, str, dict[str, Any]]:
-    """The family of a stream with its options, its data set, and what is picked from that."""
-    call = spec.parse_call(expression)
-    family, dataset = parts_of(call.name)
+def _read(call: spec.Call, of_data: bool = False) -> tuple[Family, str, dict[str, Any]]:
+    """A family, its data set, and what is picked from that; with `of_data` names stand without data sets.
+
+    What a wrapper has no option for is meant for what it is around.
+    """
+    name, dataset = parts_of(call.name)
+    if not is_wrapper(name):
+        return _read_family(call, name, dataset, of_data)
+    own = list(inspect.signature(streams.get(name)).parameters)[3:]
+    mine = {option: value for option, value in call.kwargs.items() if option in own}
+    rest = {option: value for option, value in call.kwargs.items() if option not in own}
+    inner, args = _inner(call), call.args
+    if isinstance(inner, spec.Call) and not dataset:
+        if twice := inner.kwargs.keys() & rest.keys():
+            raise UserError(f"{call.name}: '{min(twice)}' is given twice, inside and outside; leave one of them out")
+        inner, args = spec.Call(inner.name, inner.args, inner.kwargs | rest), args[1:]
+    elif dataset or of_data:
+        inner = spec.Call(f"split_{dataset}" if dataset else "split", (), rest)
+    else:
+        shown = name.replace("_", "-")
+        raise UserError(
+            f"{shown} is around another stream: write {shown}(split-digits(), …), or {shown}-digits(…) where that is a split stream"
+        )
+    inside, dataset, picked = _read(inner, of_data)
+    return Family(spec.Call(name, args, mine), inside), dataset, picked
+
+
+def _read_family(call: spec.Call, name: str, dataset: str, of_data: bool) -> tuple[Family, str, dict[str, Any]]:
+    if of_data and dataset:
+        raise UserError(f"'{call.name}' names the data set {dataset}, and another one is given; write {name.replace('_', '-')}")
+    if not dataset and not of_data:
+        raise UserError(f"unknown stream '{call.name}': the data set is missing, as in {name.replace('_', '-')}-cifar100")
     options = dict(call.kwargs)
-    picked: dict[str, Any] = {name: options.pop(name) for name in ("classes", "size") if name in options}
+    picked: dict[str, Any] = {option: options.pop(option) for option in ("classes", "size") if option in options}
     if dataset == "folder":
         if "path" not in options:
-            raise UserError(f"{call.name} needs the folder of images: {family}-folder(path='DIR')")
+            raise UserError(f"{call.name} needs the folder of images: {name.replace('_', '-')}-folder(path='DIR')")
         dataset = f"{FOLDER}{options.pop('path')}"
-    return spec.Call(family, call.args, options), dataset, picked
+    return Family(spec.Call(name, call.args, options)), dataset, picked

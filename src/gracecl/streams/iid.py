@@ -1,15 +1,23 @@
-"""The same images without tasks, in random order: what the upper bounds learn from. Evaluation marks stay at equal distances."""
+"""Images in random order without tasks: a family of its own, and what the upper bounds learn from.
+
+Evaluation marks stay at equal distances.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Annotated
 
 import numpy as np
 
 from gracecl import rng
 from gracecl.core import NO_TASK, Ints
+from gracecl.data import Data
 from gracecl.machine import check_room
+from gracecl.registry import spec, streams
+from gracecl.registry.spec import AtLeast
 from gracecl.streams import Stream, cut_into_batches
+from gracecl.streams.parts import group_of_class, in_one_order, number_of_tasks
 
 BYTES_OF_A_POSITION = 8
 
@@ -54,3 +62,17 @@ def without_tasks(stream: Stream, order: Ints, ends: Ints) -> Stream:
         marks=marks,
         fresh=np.ones(steps, bool),
     )
+
+
+@streams.register("iid")
+def iid(data: Data, seed: int, tasks: int | None = None, batch: Annotated[int, AtLeast(1)] = 10) -> Stream:
+    """All classes at once, in one random order: no tasks, nothing to forget.
+
+    It is evaluated on all test images, `tasks` times at equal distances; the tables show groups of classes in natural order.
+    """
+    spec.check_options(iid, "iid", {"tasks": tasks, "batch": batch})
+    tasks = number_of_tasks("iid", data, tasks)
+    order = rng.generator(seed, "iid order").permutation(len(data.train_y))
+    groups = np.array_split(np.arange(data.classes), tasks)
+    test_task = group_of_class(groups, data.classes)[data.test_y]
+    return in_one_order(data, seed, order, batch, tasks=tasks, test_task=test_task, rule="all")

@@ -43,8 +43,12 @@ def list_names(
         "renderers": registry.renderers,
     }[kind].summaries()
     if kind == "streams":
-        sets = registry.datasets.summaries()
-        found = {f"{family}-{name}": f"{what} — {text}" for family, text in found.items() for name, what in sets.items()}
+        found = {f"{family.replace('_', '-')}-DATA": text for family, text in found.items()}
     widest = max(map(len, found))
     for name, text in found.items():
-        print_out(f"{name.replace('_', '-') if kind == 'streams' else name:<{widest}}  {text}")
+        print_out(f"{name:<{widest}}  {text}")
+    if kind == "streams":
+        print_out(
+            f"\nDATA is {', '.join(registry.datasets.names())} or folder. What begins with 'Around' also takes another stream:"
+        )
+        print_out("\"noisy(longtail(i-blurry-cifar100(tasks=5), 100), 0.2)\". 'gracecl stream show STREAM' draws one.")

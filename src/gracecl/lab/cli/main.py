@@ -23,6 +23,7 @@ from gracecl.lab.cli.list import list_names
 from gracecl.lab.cli.report import report
 from gracecl.lab.cli.resume import resume
 from gracecl.lab.cli.run import run
+from gracecl.lab.cli.stream import stream
 from gracecl.lab.cli.study import study
 from gracecl.lab.cli.theory import theory
 from gracecl.lab.cli.tune import tune
@@ -44,6 +45,7 @@ VERBS: dict[str, Callable[..., int | None]] = {
     "export": export,
     "list": list_names,
     "data": data,
+    "stream": stream,
     "theory": theory,
 }
 for function in VERBS.values():

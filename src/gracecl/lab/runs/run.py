@@ -213,7 +213,7 @@ def learner_and_stream(config: RunConfig, data_root: str | Path | None = None) -
     engine = config.build(data.shape, data.classes, *normalisation(config.normalise, data.mean, data.std))
     stream = engine.as_seen(stream.to(engine.device))
     stream = stream if config.steps is None else stream.cut(config.steps)
-    if not np.isin(data.test_y, data.train_y[stream.order]).any():
+    if not np.isin(data.test_y, stream.labels(stream.order)).any():
         raise UserError(
             f"none of the test images is of a class that the {len(stream)} steps of the stream show; "
             "use more steps, or other test images"

@@ -342,13 +342,15 @@ def _images_of_task(
     if len(test) == 0:
         raise UserError(f"task {number + 1} has no test images, so its population quantities cannot be estimated")
 
-    def some(purpose: str, x: Tensor, y: Ints, index: Ints) -> Images:
-        index = rng.generator(stream.seed, "theory", purpose, number).permutation(index)[: settings.images]
-        images = x.index_select(0, torch.from_numpy(index).to(x.device))
-        labels = torch.from_numpy(y[index]).to(x.device)
-        return Images(net, net.pixels.normalise, images, labels, settings.head, entropies)
+    def chosen(purpose: str, index: Ints) -> Ints:
+        return rng.generator(stream.seed, "theory", purpose, number).permutation(index)[: settings.images]
 
-    return some("training", data.train_x, data.train_y, training), some("test", data.test_x, data.test_y, test)
+    def shown(x: Tensor, y: Ints) -> Images:
+        return Images(net, net.pixels.normalise, x, torch.from_numpy(y).to(x.device), settings.head, entropies)
+
+    items, rows = chosen("training", training), chosen("test", test)
+    test_x = data.test_x.index_select(0, torch.from_numpy(rows).to(data.test_x.device))
+    return shown(stream.inputs(items), stream.labels(items)), shown(test_x, data.test_y[rows])
 
 
 # --- θ ----------------------------------------------------------------------------------------------------------------------
