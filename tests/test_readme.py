@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import gracecl
 import warm
 from data import layouts
 
@@ -121,3 +122,10 @@ def test_the_method_of_the_readme_is_a_plugin(tmp_path: Path) -> None:
     ]
     done = call(arguments, tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_one_version_everywhere() -> None:
+    project, citation, changes = ((ROOT / name).read_text() for name in ("pyproject.toml", "CITATION.cff", "CHANGELOG.md"))
+    assert f'\nversion = "{gracecl.__version__}"\n' in project
+    assert f"\nversion: {gracecl.__version__}\n" in citation
+    assert re.findall(r"^## (\S+)", changes, re.MULTILINE)[0] == gracecl.__version__

@@ -18,6 +18,7 @@ from gracecl.lab.report.beside_paper import row_of
 from gracecl.lab.report.runs import measure
 from gracecl.lab.studies import beside_paper, page
 from gracecl.lab.studies.results import Results
+from gracecl.lab.studies.reuse import SAME_NUMBERS
 from gracecl.lab.studies.study import SCALES, StudyFile, names, read
 from gracecl.registry.plugins import in_use
 from test_study import final, run_of
@@ -240,9 +241,17 @@ def test_a_finished_run_of_another_study_is_not_made_again(tmp_path: Path, capsy
 
     [run] = find_runs(out / "first")
     config = read_sealed(run.path / "config.json")
-    write_sealed(run.path / "config.json", config | {"versions": config["versions"] | {"gracecl": "0.0.1"}})
-    assert study(second, "--out", out / "second") == 0
-    assert len(list((out / "second").rglob("config.json"))) == 2, "another version's run is not taken"
+    for version, own in {"0.1.0": 1, "0.0.1": 2}.items():
+        write_sealed(run.path / "config.json", config | {"versions": config["versions"] | {"gracecl": version}})
+        assert study(second, "--out", out / "second") == 0
+        assert len(list((out / "second").rglob("config.json"))) == own, "only runs of versions with the same numbers are taken"
+
+
+def test_committed_runs_are_of_versions_whose_numbers_hold() -> None:
+    files = sorted((Path(__file__).parents[1] / "results").glob("*/runs.jsonl"))
+    versions = {version for file in files for version in re.findall(r'"versions":{"gracecl":"([^"]+)"', file.read_text())}
+    assert files
+    assert versions <= set(SAME_NUMBERS)
 
 
 def test_the_scale_is_on_every_output(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import glob
 import hashlib
 import json
 import math
 import mmap
+import operator
 import os
 import re
 import stat
@@ -29,6 +31,10 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+try:
+    import fcntl
+except ImportError:  # outside POSIX
+    fcntl = None  # type: ignore[assignment]
 
 ABANDONED_AFTER = 3600.0
 """seconds after which nobody writes to a temporary file any more"""
@@ -67,8 +73,8 @@ def check_place(path: Path) -> None:
 def open_own(path: Path, *, empty: bool = False) -> IO[bytes]:
     """A regular file to append to, made if it is not there; it keeps what it holds unless it is to be `empty`."""
     check_place(path)
-    # The flag refuses a link that was put there since.
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    # O_NOFOLLOW refuses a link that was put there since.
+    handle = os.open(path, _flags("O_RDWR", "O_CREAT", "O_APPEND", "O_NOFOLLOW"), 0o666)
     if empty:
         os.ftruncate(handle, 0)
     return open(handle, "ab")
@@ -82,7 +88,7 @@ def read_file(path: Path) -> bytes:
 
 def open_to_read(path: Path) -> IO[bytes]:
     """As `read_file`, to read from."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe that nobody writes to would be waited for
+    handle = os.open(path, _flags("O_RDONLY", "O_NONBLOCK"))  # without O_NONBLOCK a pipe that nobody writes to would block
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
         return open(handle, "rb")
@@ -92,6 +98,22 @@ def open_to_read(path: Path) -> IO[bytes]:
     raise UserError(
         f"cannot read {path}: it is {KINDS[stat.S_IFMT(mode)]}, not a file; write its content into a file and name that"
     )
+
+
+def _flags(*names: str) -> int:
+    """Combine flags of `os.open`, those that the system has, for bytes and not for child processes."""
+    return functools.reduce(operator.or_, (getattr(os, name, 0) for name in (*names, "O_CLOEXEC", "O_BINARY")))
+
+
+def lock(handle: int, *, wait: bool) -> bool:
+    """Lock an open file or folder until it is closed; return False where the system has no such locks.
+
+    Raises BlockingIOError if another process holds the lock and `wait` is False.
+    """
+    if fcntl is None:
+        return False
+    fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return True
 
 
 def check_readable(path: Path) -> None:

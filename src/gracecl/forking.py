@@ -1,4 +1,4 @@
-"""Calls that a fork waits for, so that a child gets whatever they work on as it was between two of them.
+"""Let a fork wait for calls in progress, so that a child gets their objects as they were between two calls.
 
 A lock that another thread holds while the process is forked stays locked in the child for ever, and what it guards is half done.
 """
@@ -12,17 +12,17 @@ from contextlib import contextmanager
 
 
 class Calls:
-    """Those that are going on, by thread. New ones wait while a fork waits for the others to end."""
+    """Calls in progress, by thread. New ones wait while a fork waits for the others to end."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._depth: dict[int, int] = {}
-        """calls within each other, of each thread that is in one"""
+        """depth of nested calls of each thread that is in one"""
         self._forking = False
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """A call; within another of the same thread it waits for nothing."""
+        """Enter a call; a nested one of the same thread waits for nothing."""
         me = threading.get_ident()
         with self._changed:
             while self._forking and me not in self._depth:
@@ -62,4 +62,5 @@ class Calls:
 
 
 calls = Calls()
-os.register_at_fork(before=calls.before_fork, after_in_parent=calls.after_in_parent, after_in_child=calls.after_in_child)
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(before=calls.before_fork, after_in_parent=calls.after_in_parent, after_in_child=calls.after_in_child)

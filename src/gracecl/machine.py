@@ -1,4 +1,7 @@
-"""What this machine can hold, so that a number which is too large is refused before anything is allocated for it; what was held."""
+"""Limits of this machine, so that numbers too large for it are refused before anything is allocated; peak memory.
+
+What a system cannot tell is left out: outside POSIX nothing is refused for its size, and the peak is 0.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,39 @@ import contextlib
 import ctypes
 import os
 import re
-import resource
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from gracecl.errors import UserError
 
+try:
+    import resource
+except ImportError:  # outside POSIX
+    resource = None  # type: ignore[assignment]
+
 MOST_THREADS = 1024
-"""beyond it thread pools of some systems end the process"""
+"""thread pools of some systems end the process beyond it"""
 COPIES, BYTES_OF_A_WEIGHT = 4, 4
-"""of weights while they are trained: themselves, gradients, and two moments of Adam"""
+"""of weights in training: values, gradients, and two moments of Adam"""
 
 
-def memory() -> int:
-    """Bytes of memory that are built in."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def memory() -> int | None:
+    """Return the bytes of memory of this machine; None where the system does not tell."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
+
+
+def c_function(name: str) -> Callable[..., Any] | None:
+    """Return a function of the C library of this process; None if it has none of that name (macOS, Windows)."""
+    try:
+        return getattr(ctypes.CDLL(None), name, None)
+    except (OSError, TypeError):  # Windows has no library without a name
+        return None
 
 
 def forget_peak() -> None:
-    """From here on `peak_memory` is of what follows, as far as the system can tell: freed memory is given back first."""
-    give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
+    """Restart the measurement of `peak_memory` as far as the system allows, after freed memory is given back."""
+    give_back = c_function("malloc_trim")
     if give_back is not None:
         give_back(0)
     with contextlib.suppress(OSError):
@@ -32,22 +49,22 @@ def forget_peak() -> None:
 
 
 def peak_memory() -> int:
-    """The most bytes that this process held."""
+    """Return the most bytes that this process held."""
     with contextlib.suppress(OSError):
         if found := re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text()):
             return 1024 * int(found[1])
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return 0 if resource is None else 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def check_room(needed: int, what: str, remedy: str, room: int | None = None) -> None:
-    """Refuses what needs more bytes than there are, in memory unless `room` says how many there are elsewhere."""
+    """Refuse what needs more bytes than there are: in memory, or `room` bytes elsewhere."""
     there = memory() if room is None else room
-    if needed > there:
+    if there is not None and needed > there:
         raise UserError(f"{what} would take {_in_words(needed)}, and there are {_in_words(there)}; {remedy}")
 
 
 def check_training(weights: int, what: str, remedy: str) -> None:
-    """Refuses weights that cannot be trained here."""
+    """Refuse weights that cannot be trained here."""
     check_room(COPIES * BYTES_OF_A_WEIGHT * weights, f"training the {weights:,} weights of {what}", remedy)
 
 

@@ -7,7 +7,6 @@ several processes that need an entry at once, one decodes and the others wait fo
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import math
@@ -28,7 +27,7 @@ from gracecl.data.pixels import Extent, Pixels
 from gracecl.data.progress import Advance, progress
 from gracecl.data.source import Contents
 from gracecl.errors import UserError
-from gracecl.files import file_digests, read_sealed, sealed
+from gracecl.files import file_digests, lock, read_sealed, sealed
 from gracecl.machine import check_room
 
 log = logging.getLogger(__name__)
@@ -124,8 +123,7 @@ def _alone_in(folder: Path) -> Iterator[bool]:
     alone = False
     try:
         with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            alone = True
+            alone = lock(handle, wait=True)
         yield alone
     finally:
         os.close(handle)

@@ -23,6 +23,7 @@ import signal
 import subprocess
 import threading
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
@@ -31,7 +32,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any, Literal, Protocol
 
-from gracecl.errors import UserError, is_sentence, plain_cautions, sentence
+from gracecl.errors import Caution, UserError, is_sentence, plain_cautions, sentence
 from gracecl.lab.runs import launch, watch
 from gracecl.lab.runs.run import Interrupted, RunConfig, Work, resume_command, stop_requests
 from gracecl.machine import MOST_THREADS
@@ -95,6 +96,9 @@ def share(works: Sequence[Work], jobs: int | None, threads: int | None, cores: i
             raise UserError(f"{option} must be between 1 and {MOST_THREADS}, not {number}; one for each core is enough")
     on_cpu = all(work.config.device == "cpu" for work in works)
     at_once = min(jobs or (cores if on_cpu else 1), len(works))
+    if at_once > 1 and not hasattr(os, "fork"):
+        warnings.warn("this system cannot stop child processes gently, so runs go one after the other", Caution, stacklevel=2)
+        at_once = 1
     if at_once < 2:
         return 1, threads
     users = re.match(r"[1-9]\d*", os.environ.get("OMP_NUM_THREADS", ""))
@@ -241,7 +245,7 @@ class _Child:
             return None
         code = self.process.returncode
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        if code == -signal.SIGKILL:
+        if how.endswith("SIGKILL"):
             how += " (when memory runs out the system does that: then take fewer --jobs)"
         return Outcome(self.work, "stopped", f"its process {how}; {_how_to_continue([self.work.folder])}")
 

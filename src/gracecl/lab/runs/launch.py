@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
+
+from gracecl.machine import c_function
 
 MMAP_MAX, TRIM_THRESHOLD, TOP_PAD = -4, -1, -2
 """parameters of glibc's mallopt"""
@@ -30,7 +31,7 @@ def keep_freed_memory() -> None:
     environment take precedence.
     """
     chosen_by_user = any(name in ("GLIBC_TUNABLES", "LD_PRELOAD") or name.startswith("MALLOC_") for name in os.environ)
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
+    set_option = c_function("mallopt")
     if set_option is not None and not chosen_by_user:
         set_option(MMAP_MAX, 0)
         set_option(TRIM_THRESHOLD, 2**31 - 1)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import platform
 import shlex
 import signal
 import subprocess
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
@@ -23,8 +23,8 @@ from gracecl import __version__, checkpoint, streams
 from gracecl.engine.engine import Engine
 from gracecl.engine.loop import Callbacks, StopTraining
 from gracecl.engine.recipe import Recipe, device_of, layout_of, name_unfit_augmentation
-from gracecl.errors import UserError
-from gracecl.files import Written, as_name, make_folder, open_own, read_note, read_sealed, sealed, without_nul, write_text
+from gracecl.errors import Caution, UserError
+from gracecl.files import Written, as_name, lock, make_folder, open_own, read_note, read_sealed, sealed, without_nul, write_text
 from gracecl.functional.augment import normalisation
 from gracecl.lab import report
 from gracecl.lab.report.runs import CHECKPOINT
@@ -450,7 +450,8 @@ def stop_requests() -> Iterator[list[int]]:
         received.append(number)
 
     try:
-        heard = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+        stopping = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+        heard = [number for number in stopping if signal.getsignal(number) != signal.SIG_IGN]
         before = {number: signal.signal(number, note) for number in heard}
     except ValueError:  # not in the main thread, where signals are somebody else's affair
         before = {}
@@ -463,14 +464,19 @@ def stop_requests() -> Iterator[list[int]]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One process per folder. The lock goes with the process, however that ends."""
+    """Keep other processes out of a folder while the block runs; the lock ends with the process, however that ends."""
     try:
         file = open_own(folder / ".lock")
     except OSError as error:
         raise UserError(f"cannot write into {folder} ({error}); choose another --out") from None
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not lock(file.fileno(), wait=False):
+                warnings.warn(
+                    "this system has no file locks that gracecl knows; do not start two commands on one folder at once",
+                    Caution,
+                    stacklevel=3,
+                )
         except BlockingIOError:
             raise UserError(f"another process is working on {folder}; wait for it or choose another --out") from None
         yield

@@ -143,8 +143,9 @@ def total(found: Sequence[Estimate], jobs: int) -> str:
     runs, hours = sum(one.left for one in found), sum(one.hours for one in found)
     images, flops = sum(one.images for one in found), sum(one.flops for one in found)
     held = sum(sorted((one.probe.peak_bytes for one in found for _ in range(one.left)), reverse=True)[:jobs])
+    of_all = "" if (there := memory()) is None else f" of {there / 1e9:.1f} here"
     return (
         f"{runs} runs are left, {images:,.0f} images forward and backward, {flops / 1e15:,.3g} PFLOP, about {hours:.1f} hours of "
-        f"one core, {hours / jobs:.1f} with {jobs} runs at once, which hold {held / 1e9:.1f} GB of {memory() / 1e9:.1f} here; "
+        f"one core, {hours / jobs:.1f} with {jobs} runs at once, which hold {held / 1e9:.1f} GB{of_all}; "
         "evaluations and fits come on top"
     )

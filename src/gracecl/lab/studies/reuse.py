@@ -14,6 +14,9 @@ from gracecl.lab.runs.run import Work
 
 PLACES = (Path("results"), Path("runs"))
 """default folders of studies"""
+SAME_NUMBERS = ("0.1.0", __version__)
+"""versions that give the same results; CHANGELOG.md names the exceptions under Numbers. When a version changes results of most
+methods, the earlier ones leave this list."""
 
 
 def reuse(works: Sequence[Work], out: Path) -> tuple[list[Work], dict[str, int]]:
@@ -36,11 +39,11 @@ def folders_beside(out: Path) -> list[Path]:
 
 
 def fits(work: Work) -> bool:
-    """Whether the run was finished by this version of the library."""
+    """Return whether the run was finished by this version of the library or by one with the same results."""
     if not work.finished:
         return False
     try:
         versions = read_config(work.folder).get("versions", {})
     except (OSError, UserError):
         return False
-    return bool(versions.get("gracecl") == __version__)
+    return versions.get("gracecl") in SAME_NUMBERS
