@@ -110,7 +110,7 @@ class Program:
             net, buffer = self.net(CLASSES, nf=width), self.buffer(options, shape)
             optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, weight_decay=1e-4)
             agent = self.agent.MOSE(model=net, buffer=buffer, optimizer=optimizer, input_size=shape, args=options)
-            images = scene.engine.net.pixels.normalise(scene.images)
+            images = scene.engine.net.inputs.normalise(scene.images)
             rng = np.random.default_rng(0)
             for task in range(TASKS):
                 labels = torch.from_numpy(rng.integers(task * PER_TASK, (task + 1) * PER_TASK, len(images)))
@@ -169,7 +169,7 @@ def in_turns_with(agent: Any, scene: Scene, repeats: int) -> tuple[Floats, Float
 
 def stream(scene: Scene) -> Iterator[tuple[Tensor, Tensor]]:
     """The scene's images, ten at a time, as the authors' loader gives them; two batches bring all classes of the task."""
-    images = scene.engine.net.pixels.normalise(scene.images)
+    images = scene.engine.net.inputs.normalise(scene.images)
     labels = TASK * PER_TASK + torch.arange(len(images)) % PER_TASK
     for start in itertools.cycle(range(0, len(images) - STREAM_BATCH + 1, STREAM_BATCH)):
         yield images[start : start + STREAM_BATCH], labels[start : start + STREAM_BATCH]

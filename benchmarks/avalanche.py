@@ -27,7 +27,6 @@ from gracecl import rng, streams
 from gracecl.engine.recipe import Recipe
 from gracecl.errors import UserError
 from gracecl.functional import optim
-from gracecl.functional.augment import Pixels
 from gracecl.streams import Stream, cut_into_batches
 from gracecl.streams.iid import endless, without_tasks
 
@@ -91,7 +90,7 @@ class OurReplay:
             optimizer=OPTIMISER,
             device="cpu",
         )
-        self.stream, self.engine = stream, recipe.build(data.shape, data.classes, data.mean, data.std)
+        self.stream, self.engine = stream, recipe.build(data.inputs, data.classes)
         self.images = 0
         """in the last step"""
         self.steps = AGE * memory // BATCH
@@ -168,7 +167,7 @@ class NormalisedImages(Dataset[tuple[Tensor, int]]):
 
     def __init__(self, stream: Stream) -> None:
         data = stream.data
-        self.images = Pixels(data.mean, data.std).normalise(data.train_x[torch.from_numpy(stream.order)])
+        self.images = data.inputs.normalise(data.train_x[torch.from_numpy(stream.order)])
         self.targets: list[int] = data.train_y[stream.order].tolist()
 
     def __len__(self) -> int:

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.scene import STREAM_BATCH
-from gracecl.functional.augment import Pixels
+from gracecl.inputs import Inputs
 from gracecl.nets import TappedNet
 
 
 class ReplayLoop:
     """Experience replay without any library: slices of a stream, a reservoir in two tensors, one forward, one step of Adam."""
 
-    def __init__(self, net: nn.Module, images: Tensor, labels: Tensor, pixels: Pixels, memory: int, n_recall: int) -> None:
-        self.net, self.images, self.labels, self.pixels, self.n_recall = net, images, labels, pixels, n_recall
+    def __init__(self, net: nn.Module, images: Tensor, labels: Tensor, inputs: Inputs, memory: int, n_recall: int) -> None:
+        self.net, self.images, self.labels, self.inputs, self.n_recall = net, images, labels, inputs, n_recall
         self.optimizer = adam(net)
         self.rng = np.random.default_rng(0)
         rows = torch.arange(memory) % len(images)
@@ -30,7 +30,7 @@ class ReplayLoop:
         self.at += STREAM_BATCH
         x, y = self.images[start : start + STREAM_BATCH], self.labels[start : start + STREAM_BATCH]
         slots = torch.from_numpy(self.rng.choice(len(self.memory_x), self.n_recall, replace=False))
-        both = self.pixels.normalise(torch.cat([x, self.memory_x[slots]]))
+        both = self.inputs.normalise(torch.cat([x, self.memory_x[slots]]))
         loss = F.cross_entropy(self.net(both), torch.cat([y, self.memory_y[slots]]))
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

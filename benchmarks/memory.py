@@ -15,6 +15,7 @@ from benchmarks.measure import Row, compare, row
 from benchmarks.scene import STREAM_BATCH
 from benchmarks.workers import ROOT
 from gracecl.core import Ints
+from gracecl.inputs import Images
 from gracecl.memory import Memory
 
 SMALL = 1_000
@@ -54,7 +55,7 @@ class SteadyMemory:
     """A full memory whose steps all cost the same: it neither ages nor changes its share of tasks, whatever its size."""
 
     def __init__(self, slots: int) -> None:
-        self.memory, self.rng, self.at = Memory(slots, (1, 8, 8)), np.random.default_rng(0), 0
+        self.memory, self.rng, self.at = Memory(slots, Images((1, 8, 8))), np.random.default_rng(0), 0
         offer(self.memory, self.rng, images=AGE * slots, at_once=SMALL // TASKS, tasks=TASKS, classes=CLASSES)
         self.x, self.labels = random_batch(self.memory, self.rng, STREAM_BATCH, CLASSES)
 
@@ -88,9 +89,9 @@ def growth() -> int:
     rng = np.random.default_rng(0)
     fill = {"at_once": STREAM_BATCH, "tasks": 20, "classes": 200}
     # What torch and NumPy allocate for themselves at first use is not the memory's.
-    offer(Memory(STREAM_BATCH, TINY_IMAGENET), rng, images=AGE * STREAM_BATCH, **fill)
+    offer(Memory(STREAM_BATCH, Images(TINY_IMAGENET)), rng, images=AGE * STREAM_BATCH, **fill)
     before = resident_bytes()
-    memory = Memory(HELD, TINY_IMAGENET)
+    memory = Memory(HELD, Images(TINY_IMAGENET))
     offer(memory, rng, images=AGE * HELD, **fill)
     return resident_bytes() - before
 

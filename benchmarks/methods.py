@@ -15,6 +15,7 @@ from benchmarks.scene import CIFAR, STREAM_BATCH, TASKS
 from gracecl.core import StreamBatch
 from gracecl.engine.engine import Engine, StepResult
 from gracecl.engine.recipe import Recipe
+from gracecl.inputs import Images
 from gracecl.lab.catalogue import LEARNERS
 from gracecl.nets import TappedNet
 from gracecl.registry import spec
@@ -70,7 +71,7 @@ class Learner:
         attention = spec.parse_method(method).chain.traits.attention
         net = f"vit(patch=4, dim={12 * width}, depth=4, heads=3)" if attention else f"resnet18(width={width})"
         recipe = Recipe(method=method, net=net, memory=memory, device="cpu")
-        self.engine: Engine = recipe.build(shape, CLASSES, (0.5,) * shape[0], (0.25,) * shape[0])
+        self.engine: Engine = recipe.build(Images(shape), CLASSES)
         for task in range(TASKS):
             for _ in range(math.ceil(memory / TASKS / (2 * STREAM_BATCH))):
                 self.learn(2 * STREAM_BATCH, task)

@@ -13,6 +13,7 @@ from torch import Tensor
 from gracecl.core import Ints, StreamBatch
 from gracecl.engine.engine import Engine, StepResult
 from gracecl.engine.recipe import Recipe
+from gracecl.inputs import Images
 
 CIFAR = (3, 32, 32)
 STREAM_BATCH = 10
@@ -26,9 +27,7 @@ class Scene:
         self, method: str, net: str, memory: int = 1000, shape: tuple[int, int, int] = CIFAR, classes: int = 100, **recipe: Any
     ) -> None:
         rng = np.random.default_rng(0)
-        self.engine: Engine = Recipe(method=method, net=net, memory=memory, **recipe).build(
-            shape, classes, (0.5,) * shape[0], (0.25,) * shape[0]
-        )
+        self.engine: Engine = Recipe(method=method, net=net, memory=memory, **recipe).build(Images(shape), classes)
         per_task = classes // TASKS
         self.images = torch.from_numpy(rng.integers(0, 256, (max(memory, 200), *shape), dtype=np.uint8))
         offered = 2 * memory // TASKS
@@ -63,7 +62,7 @@ def plain_forward(scene: Scene, images: Tensor, batch: int) -> Callable[[], None
         net.eval()
         with torch.no_grad():
             for start in range(0, len(images), batch):
-                net(net.pixels.normalise(images[start : start + batch]))
+                net(net.inputs.normalise(images[start : start + batch]))
         net.train()
 
     return forward

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from benchmarks.measure import Row, compare, timed
 from benchmarks.scene import Scene
 from gracecl import nets, rng
-from gracecl.functional.augment import Pixels
+from gracecl.inputs import Images
 from gracecl.lab.runs.run import with_threads
 from gracecl.nets.tapped import BatchNorm
 
@@ -54,7 +54,7 @@ def load(width: int, taps: int, side: int, classes: int) -> Load:
     Not by torch's FlopCounterMode, which counts the gradient of a depthwise kernel as if each channel met all others.
     """
     with rng.torch_seed(0, "bench cost"):
-        net = nets.build(f"resnet18(width={width})", (3, side, side), classes, Pixels((0.5,) * 3, (0.25,) * 3), taps)
+        net = nets.build(f"resnet18(width={width})", Images((3, side, side)), classes, taps)
     forward = flops = blocked_flops = blocked_bytes = 0
 
     def note(module: nn.Module, inputs: tuple[Tensor], out: Tensor) -> None:

@@ -148,7 +148,7 @@ def taps(width: int, quick: bool) -> Row:
 def augmentation(width: int, quick: bool) -> Row:
     """The four views of 96 images, as MOSE makes them, against the step they feed."""
     scene = Scene("mose()", f"resnet18(width={width})")
-    pixels, tau = scene.engine.net.pixels, augment.augmentation("tau")
+    pixels, tau = scene.engine.net.inputs, augment.augmentation("tau")
     views = (), (augment.Mirror(),), tau, (augment.Mirror(), *tau)
     images, ids = scene.images[: MOSE_IMAGES // 4], np.arange(MOSE_IMAGES // 4)
 
@@ -181,7 +181,7 @@ class OneHead(nn.Module):
 
 
 def by_hand(scene: Scene, net: nn.Module, memory: int, n_recall: int) -> ReplayLoop:
-    return ReplayLoop(net, scene.images, torch.from_numpy(scene.labels), scene.engine.net.pixels, memory, n_recall)
+    return ReplayLoop(net, scene.images, torch.from_numpy(scene.labels), scene.engine.net.inputs, memory, n_recall)
 
 
 def forward_backward(net: nn.Module, x: torch.Tensor) -> None:

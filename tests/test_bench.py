@@ -72,7 +72,7 @@ def test_the_loop_by_hand_does_the_same_arithmetic_as_er() -> None:
         flat = weight.dim() == 2
         plain[layer].weight.data.copy_(weight if flat else weight[0].T)
         plain[layer].bias.data.copy_(bias if flat else bias[0, 0])
-    x = scene.engine.net.pixels.normalise(scene.images[:20])
+    x = scene.engine.net.inputs.normalise(scene.images[:20])
     torch.testing.assert_close(plain(x), scene.engine.net(x).logits[0])
     loop = steps.by_hand(scene, plain, 500, n_recall=10)
     loop.step()

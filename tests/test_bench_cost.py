@@ -14,7 +14,7 @@ from benchmarks.cost import CostReport, tables
 from benchmarks.paper_runs import CIFAR100, TABLES, PaperRun, Work, minutes, work
 from benchmarks.step_model import LANES, CostModel, Point, blocks, fit, leave_one_out, load
 from gracecl import nets
-from gracecl.functional.augment import Pixels
+from gracecl.inputs import Images
 
 KNOWN = CostModel(overhead=0.02, per_flop=1.3e-11, per_byte=1.6e-9)
 SETTINGS = [(width, taps, images) for width in (8, 12, 20) for taps in (1, 4) for images in (74, 266)]
@@ -31,7 +31,7 @@ def quick_report() -> CostReport:
 
 def counted_by_torch(width: int, taps: int, side: int = 32) -> dict[str, int]:
     """FLOPs of the convolutions for one image, by direction."""
-    net = nets.build(f"resnet18(width={width})", (3, side, side), 100, Pixels((0.5,) * 3, (0.25,) * 3), taps)
+    net = nets.build(f"resnet18(width={width})", Images((3, side, side)), 100, taps)
     with FlopCounterMode(display=False) as counter:
         net(torch.zeros(1, 3, side, side)).logits.sum().backward()
     counts = counter.get_flop_counts()["Global"]

@@ -14,6 +14,7 @@ from gracecl.core import StreamBatch, is_loss
 from gracecl.engine.engine import Engine
 from gracecl.engine.recipe import Recipe
 from gracecl.errors import UserError
+from gracecl.inputs import Images
 from gracecl.lab import catalogue, paper
 from gracecl.lab.catalogue import FACTS
 from gracecl.methods.base import Addition, Wrapper
@@ -32,7 +33,7 @@ def engine_of(expression: str, memory: int, classes: int) -> Engine:
     transformer = "online_lora" in expression
     net = "vit(patch=4, dim=8, depth=4, heads=2)" if transformer else "mlp(width=8, depth=4)"
     recipe = Recipe(method=expression, net=net, memory=memory, device="cpu")
-    return recipe.build(SHAPE, classes, (0.5,) * 3, (0.25,) * 3)
+    return recipe.build(Images(SHAPE), classes)
 
 
 def learn(engine: Engine, images: int, task: int) -> list[str]:

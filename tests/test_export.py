@@ -235,7 +235,7 @@ def test_the_net_as_safetensors(trained: Path, tmp_path: Path) -> None:
     assert cli.call(["export", str(trained), str(file)]) == 0
     net, ours = export.load_net(file), engine_of(trained).ready_to_predict().eval()
     with torch.no_grad():
-        torch.testing.assert_close(net(net.pixels.normalise(IMAGES)).features, ours(ours.pixels.normalise(IMAGES)).features)
+        torch.testing.assert_close(net(net.inputs.normalise(IMAGES)).features, ours(ours.inputs.normalise(IMAGES)).features)
     with safe_open(str(file), "pt") as saved:
         names = set(saved.keys())
     assert ("class_means" in names) == (engine_of(trained).chain.rule != "linear_last")
@@ -273,7 +273,7 @@ def test_the_net_without_gracecl(trained: Path, tmp_path: Path) -> None:
     logits, features = torch.load(tmp_path / "found.pt")
     ours = engine_of(trained).ready_to_predict().eval()
     with torch.no_grad():
-        wanted = ours(ours.pixels.normalise(IMAGES))
+        wanted = ours(ours.inputs.normalise(IMAGES))
     torch.testing.assert_close(logits, wanted.logits)
     torch.testing.assert_close(features, wanted.features)
 

@@ -18,14 +18,14 @@ import pytest
 import torch
 
 from gracecl import Learner, UserError, nets
-from gracecl.functional.augment import Pixels
+from gracecl.inputs import Images
 from gracecl.nets import TappedNet
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def build(expression: str, shape: tuple[int, int, int] = (3, 32, 32), taps: int | None = None) -> TappedNet:
-    return nets.build(expression, shape, 5, Pixels((0.5,) * shape[0], (0.25,) * shape[0]), taps)
+    return nets.build(expression, Images(shape), 5, taps)
 
 
 def package(name: str) -> ModuleType:

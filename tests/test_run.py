@@ -858,7 +858,7 @@ def test_normalisation_is_the_run_s_and_the_data_s_own_leaves_the_folder_as_it_w
     folder = only_run(tmp_path)
     assert json.loads((folder / "config.json").read_text(encoding="utf-8"))["normalise"] == "half"
     half, own = (RunConfig("sgd()", NET, 40, stream=STREAM, device="cpu", normalise=name) for name in ("half", "data"))
-    pixels = [learner_and_stream(config)[0].net.pixels for config in (half, own)]
+    pixels = [learner_and_stream(config)[0].net.inputs for config in (half, own)]
     assert [pixels[0].mean.flatten().tolist(), pixels[0].std.flatten().tolist()] == [[0.5], [0.5]]
     assert pixels[1].mean.flatten().tolist() != [0.5]
     before = {name: value for name, value in asdict(own).items() if name not in ("seed", *NO_EFFECT_ON_RESULTS, *ADDED_LATER)}

@@ -25,6 +25,8 @@ from gracecl.engine.loop import Callbacks, Loop, check_marks
 from gracecl.engine.recipe import Recipe, name_unfit_augmentation
 from gracecl.errors import Misfit, UserError
 from gracecl.forking import calls
+from gracecl.inputs import Images as ImageInputs
+from gracecl.inputs import is_count
 from gracecl.methods.base import Method
 from gracecl.registry import UnknownName, options
 from gracecl.registry.options import LearnerOptions
@@ -92,24 +94,15 @@ class Learner:
         **more: Any,
     ) -> None:
         """`mean` and `std` are those of the pixels scaled to [0, 1], per channel; the default is 1/2 and 1/4."""
-        if not _is_count(classes):
+        if not is_count(classes):
             raise UserError(f"classes is the number of classes, at least 1, not {classes!r}")
-        if not isinstance(shape, Sequence) or len(shape) != 3 or not all(map(_is_count, shape)):
-            raise UserError(f"shape is (channels, height, width), whole numbers of at least 1, not {shape!r}")
         name: Any = repr(method) if isinstance(method, Method) else method
         self.recipe = Recipe(name, **options.by_name(Recipe, more, ("classes", "shape", "mean", "std"), "a learner"))
-        self.classes, self.shape = classes, tuple(shape)
-        try:
-            self.mean = tuple(map(float, mean)) if mean is not None else (0.5,) * shape[0]
-            self.std = tuple(map(float, std)) if std is not None else (0.25,) * shape[0]
-        except (TypeError, ValueError):
-            raise UserError(f"mean and std are lists of numbers, not {mean!r} and {std!r}") from None
-        if not len(self.mean) == len(self.std) == shape[0]:
-            raise UserError(f"mean and std need one number for each of the {shape[0]} channels")
-        self.engine = self.recipe.build(shape, classes, self.mean, self.std)
+        self.classes, self.inputs = classes, ImageInputs(shape, mean, std)
+        self.engine = self.recipe.build(self.inputs, classes)
         self.method, self.net = self.engine.method, self.engine.net
         if "augment" not in more:
-            name_unfit_augmentation(self.recipe.augment, self.method, shape)
+            name_unfit_augmentation(self.recipe.augment, self.method, self.inputs)
         self._named_unmet = False
         self._task: str | int | None = None
         self._lock = threading.RLock()
@@ -275,7 +268,8 @@ class Learner:
     @one_at_a_time
     def save(self, path: str | Path) -> None:
         """Everything needed to go on exactly from here, in one file."""
-        data = {"classes": self.classes, "shape": self.shape, "mean": self.mean, "std": self.std}
+        mean, std = self.inputs.statistics
+        data = {"classes": self.classes, "shape": self.inputs.shape, "mean": mean, "std": std}
         recipe = {name: value for name, value in asdict(self.recipe).items() if name not in ("device", "compile", "cuda_graphs")}
         checkpoint.save(Path(path), {"learner": data | recipe, "task": self._task, "engine": self.engine.state_dict()})
 
@@ -344,9 +338,9 @@ class Learner:
     def _stream(self, source: Stream | Data | str, root: str | Path | None) -> Stream:
         """A stream of images and classes that the learner was made for."""
         stream = streams.stream(source, seed=self.recipe.seed, data=root)
-        if stream.data.shape != self.shape:
+        if stream.data.shape != self.inputs.shape:
             raise UserError(
-                f"the stream's images have the shape {stream.data.shape} and this learner's {self.shape}; give it shape="
+                f"the stream's images have the shape {stream.data.shape} and this learner's {self.inputs.shape}; give it shape="
             )
         if stream.data.classes > self.classes:
             raise UserError(
@@ -361,8 +355,10 @@ class Learner:
             raise UserError(
                 f"images must be uint8 (0 to 255), not {images.dtype}; for floats in [0, 1] use (x * 255).round().{cast}"
             )
-        if images.ndim != 4 or tuple(images.shape[1:]) != self.shape:
-            raise UserError(f"images must have the shape [batch, {', '.join(map(str, self.shape))}], not {list(images.shape)}")
+        if images.ndim != 4 or tuple(images.shape[1:]) != self.inputs.shape:
+            raise UserError(
+                f"images must have the shape [batch, {', '.join(map(str, self.inputs.shape))}], not {list(images.shape)}"
+            )
         if len(images) == 0:
             raise UserError("the batch is empty; give at least one image")
         return torch.as_tensor(images)
@@ -375,10 +371,6 @@ class Learner:
                 f"label {wrong[0]} is not one of the declared classes 0 to {self.classes - 1}; declare more with classes="
             )
         return labels.astype(np.int64)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(1 <= value < 1 << 31)
 
 
 def _whole_numbers(values: Labels, what: str) -> npt.NDArray[Any]:

@@ -27,7 +27,7 @@ from gracecl.engine.engine import Engine, StepResult
 from gracecl.engine.evaluate import evaluate, seen_scores
 from gracecl.engine.recipe import Recipe
 from gracecl.errors import UserError
-from gracecl.functional.augment import Pixels
+from gracecl.inputs import Images, Inputs
 from gracecl.memory import Memory
 from gracecl.nets import Backbone, TappedNet
 from gracecl.registry.spec import parse_method
@@ -39,6 +39,7 @@ if not __debug__:
 TOY_NET = "mlp(width=12, depth=4, norm=True)"
 TOY_TRANSFORMER = "vit(patch=4, dim=8, depth=4, heads=2)"
 TOY_SHAPE = (1, 8, 8)
+TOY_INPUTS = Images(TOY_SHAPE)
 
 
 def toy_data(classes: int = 6, per_class: int = 9) -> Data:
@@ -88,7 +89,7 @@ def toy_engine(
     recipe = Recipe(
         method=method, net=toy_net(method) if net is None else net, memory=memory, taps=taps, optimizer=optimizer, device="cpu"
     )
-    return recipe.build(TOY_SHAPE, classes, (0.5,), (0.25,))
+    return recipe.build(TOY_INPUTS, classes)
 
 
 def feed(engine: Engine, stream: Stream, until: int | None = None) -> list[StepResult | None]:
@@ -372,12 +373,12 @@ def check_stream(stream: Stream | str) -> None:
     assert stream.hash == dataclasses.replace(stream).hash, "the hash is not a function of the content"
 
 
-def check_memory(make: Callable[[int, tuple[int, int, int]], Memory]) -> None:
+def check_memory(make: Callable[[int, Inputs], Memory]) -> None:
     """Never above capacity, labels belong to their images, draws are distinct, a restored memory goes on the same."""
     if not callable(make):
-        raise UserError(f"check_memory takes a function (capacity, shape) that makes a memory, not a {type(make).__name__}")
+        raise UserError(f"check_memory takes a function (capacity, inputs) that makes a memory, not a {type(make).__name__}")
     data = toy_data()
-    memory = make(10, TOY_SHAPE)
+    memory = make(10, TOY_INPUTS)
     for step in range(0, len(data.train_y), 3):
         rows = slice(step, step + 3)
         memory.add(rng.generator("law", step), data.train_x[rows], data.train_y[rows], task=int(data.train_y[rows][0] // 2))
@@ -387,7 +388,7 @@ def check_memory(make: Callable[[int, tuple[int, int, int]], Memory]) -> None:
     for slot in range(len(memory)):
         matches = (data.train_x == memory.images[slot]).flatten(1).all(dim=1).numpy()
         assert memory.labels[slot] in data.train_y[matches], "a slot's label is not its image's"
-    again = make(10, TOY_SHAPE)
+    again = make(10, TOY_INPUTS)
     again.load_state_dict(memory.state_dict())
     for one, two in ((memory, again),):
         generator = rng.generator("after")
@@ -405,7 +406,7 @@ def check_backbone(make: Callable[[tuple[int, int, int], int], Backbone], taps: 
     if not callable(make):
         raise UserError(f"check_backbone takes a function (shape, taps) that makes a backbone, not a {type(make).__name__}")
     for shape in ((3, 32, 32), (1, 28, 28), (3, 15, 15)):
-        net = TappedNet(make(shape, taps), 5, Pixels((0.5,) * shape[0], (0.25,) * shape[0]))
+        net = TappedNet(make(shape, taps), 5, Images(shape))
         out: Taps = net(torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)))
         assert out.features.shape == (net.layers, 2, net.width), f"features have the shape {list(out.features.shape)}"
         assert out.logits.shape == (net.layers, 2, 5), f"logits have the shape {list(out.logits.shape)}"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gracecl.engine.engine import Engine
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.base import Method
 from gracecl.nets.heads import CosineHead
@@ -37,7 +38,7 @@ class Body(Backbone):
 def engine_with(method: Method, inputs: int, width: int, classes: int, optimizer: str) -> Engine:
     """An engine whose net has the file's sizes; images are vectors that the net takes as they are."""
     net = TappedNet(Body(inputs, width), classes)
-    engine = Engine(method, net, Memories(0, (1, 1, inputs)), optimizer=optimizer)
+    engine = Engine(method, net, Memories(0, Images((1, 1, inputs))), optimizer=optimizer, augmentation="none")
     net.double()
     return engine
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl.functional.augment import Pixels
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.base import Method
 from gracecl.nets.flat import FlatParameters
@@ -45,7 +45,7 @@ class SmallNet:
     def _make(self, sizes: list[tuple[int, int]], dtype: Any) -> None:
         hidden, outputs = sizes[-1]
         backbone = MLP(sizes[0][0], hidden, len(sizes) - 1, 1, norm=False)
-        self.net = TappedNet(backbone, outputs, Pixels((0.5,), (0.25,)), embedding=1).to(torch.from_numpy(np.zeros(1, dtype)).dtype)
+        self.net = TappedNet(backbone, outputs, embedding=1).to(torch.from_numpy(np.zeros(1, dtype)).dtype)
         self.shape = (sizes[0][0], 1, 1)
         linear = backbone.hidden
         head = self.net.classifier
@@ -110,7 +110,7 @@ class SmallNet:
 
     def attach(self, method: Method, memory: int = 0) -> Memories:
         """Attaches a method to the net; returns its memories."""
-        memories = Memories(memory, self.shape)
+        memories = Memories(memory, Images(self.shape))
         method.attach(self.net, memories)
         return memories
 
@@ -130,7 +130,7 @@ class LinearNet:
     """z = W x + b as a net of this library, in double."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
-        self.net = TappedNet(NoLayers(inputs), outputs, Pixels((0.5,), (0.25,)), embedding=1).double()
+        self.net = TappedNet(NoLayers(inputs), outputs, Images((1, 1, 1), (0.5,), (0.25,)), embedding=1).double()
         self.net.projector.requires_grad_(False)
         self.shape = (inputs, 1, 1)
 

@@ -10,6 +10,7 @@ from whole_steps import engine_with
 
 from gracecl.core import Batch, Progress, StreamBatch
 from gracecl.engine.engine import Engine
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.agem import AGEM, project
 
@@ -34,7 +35,7 @@ def test_step_along_given_gradients(case: str) -> None:
     n = sum(parameter.numel() for parameter, _ in small.parts)
     pad = {name: np.pad(GOLDEN[f"{name}_{case}"], (0, n - given)) for name in ("theta", "g", "g_ref")}
     small.set(pad["theta"])
-    engine = Engine(AGEM(), small.net, Memories(1, small.shape), optimizer=f"sgd(lr={float(GOLDEN['lr'])})")
+    engine = Engine(AGEM(), small.net, Memories(1, Images(small.shape)), optimizer=f"sgd(lr={float(GOLDEN['lr'])})")
     flat = engine.method.weights
     (flat.vector() @ small.in_our_order(flat, pad["g"])).backward()
     engine.method.reference = lambda images, labels: small.in_our_order(flat, pad["g_ref"])

@@ -9,10 +9,10 @@ import pytest
 import torch
 from small import load
 from torch import Tensor, nn
-from whole_steps import UnchangedInputs
 
 from gracecl.core import Ints, Progress, StreamBatch
 from gracecl.engine.engine import Engine
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.memory.knn_shapley import adversarial_values, shapley_values
 from gracecl.methods import aser
@@ -39,12 +39,12 @@ class Identity(Backbone):
 
 def build() -> tuple[Engine, StreamBatch]:
     width = GOLDEN["x"].shape[1]
-    memories = Memories(len(GOLDEN["mem_y"]), (width, 1, 1))
+    memories = Memories(len(GOLDEN["mem_y"]), Images((width, 1, 1)))
     memories.replay.images = torch.zeros(len(GOLDEN["mem_y"]), width, 1, 1)
     generator = np.random.default_rng(0)
     memories.replay.add(generator, torch.from_numpy(GOLDEN["mem_x"])[:, :, None, None], GOLDEN["mem_y"])
     memories.replay.offered += 1
-    net = TappedNet(Identity(width), CLASSES, UnchangedInputs((0.0,), (1.0,)))
+    net = TappedNet(Identity(width), CLASSES)
     engine = Engine(ASER(n_recall=R, neighbours=K, per_class=int(GOLDEN["n_c_update"])), net, memories)
     x = torch.from_numpy(GOLDEN["x"])[:, :, None, None]
     return engine, StreamBatch(x, GOLDEN["y"], np.arange(len(x)), progress=Progress(1, seen=tuple(range(CLASSES))))

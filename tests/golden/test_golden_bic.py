@@ -12,11 +12,11 @@ import pytest
 import torch
 from small import load
 from torch import Tensor
-from whole_steps import UnchangedInputs
 
 from gracecl.core import Batch, Block, LossTable, Progress, Taps, total
 from gracecl.engine.engine import Engine
 from gracecl.functional.losses import entropy
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.bic import BiC
 from gracecl.nets.correction import Correction
@@ -60,9 +60,9 @@ def progress(task: int) -> Progress:
 
 def learner(task: int, **options: float) -> tuple[Engine, BiC]:
     """In a task, with a teacher if it is not the first; the validation store has as many slots as the file has images."""
-    net = TappedNet(Flat(), CLASSES, UnchangedInputs((0.0,), (1.0,)), embedding=1).double()
+    net = TappedNet(Flat(), CLASSES, embedding=1).double()
     method = BiC(temperature=float(GOLDEN["in_T"]), **options)
-    memories = Memories(10 * N_VALIDATION, SHAPE)
+    memories = Memories(10 * N_VALIDATION, Images(SHAPE))
     engine = Engine(method, net, memories, augmentation="none", optimizer="sgd(lr=0)")
     show(net, 1)
     for earlier in range(task):

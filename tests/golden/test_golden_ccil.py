@@ -9,6 +9,7 @@ from small import load
 
 from gracecl.core import Batch, Block, Plan, Planning, Progress, apart
 from gracecl.engine.engine import Engine
+from gracecl.inputs import Inputs
 from gracecl.methods.ccil import CCIL
 
 GOLDEN = load("ccil")
@@ -87,7 +88,7 @@ def test_self_distillation() -> None:
     classes = tuple(range(NEW))
     progress = Progress(3, 0, seen=classes, current=classes)
     engine = engine_with(method(), INPUTS, WIDTH, NEW, "sgd(lr=0.1)")
-    memory = engine.memories.stores["replay"] = type(engine.memories.replay)(1, (1, 1, INPUTS))
+    memory = engine.memories.stores["replay"] = type(engine.memories.replay)(1, Inputs((1, 1, INPUTS)))
     memory.filled = 1
     set_weights(engine.net, GOLDEN, "in_sd_teacher_body", GOLDEN["in_sd_teacher_W"], GOLDEN["in_sd_teacher_sigma"])
     [plan] = engine.chain.closing(progress, engine.memories, Planning(np.random.default_rng(0)))

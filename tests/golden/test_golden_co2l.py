@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gracecl.core import Batch, Block, Progress, total
 from gracecl.engine.engine import Engine
 from gracecl.functional.losses import asymmetric_contrast, contrast_of_each, log_relations
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.co2l import HIDDEN, Co2L, projected
 from gracecl.nets.tapped import Backbone, TappedNet
@@ -76,7 +77,7 @@ def build(with_teacher: bool, **options: Any) -> Engine:
     }
     method = Co2L(**settings | options)
     net = TappedNet(Encoder(), CLASSES, embedding=len(GOLDEN["in_proj2_b"]))
-    engine = Engine(method, net, Memories(0, SHAPE))
+    engine = Engine(method, net, Memories(0, Images(SHAPE)))
     net.double()
     if with_teacher:
         put(net, "in_teacher_")

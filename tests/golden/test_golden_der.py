@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gracecl.core import MEMORY_SOURCE, Batch, Block, LossTable, Plan, Progress, StreamBatch, apart, is_loss
 from gracecl.engine.engine import Engine
+from gracecl.inputs import Images
 from gracecl.memory import Memories, Memory
 from gracecl.methods.base import Method
 from gracecl.methods.der import DER
@@ -24,7 +25,7 @@ DOUBLE = {"rtol": 1e-7, "atol": 1e-9}
 def build(method: Method) -> tuple[SmallNet, Engine]:
     """The program's net, and a memory whose slots hold the logits of its replayed images."""
     small = SmallNet(GOLDEN)
-    memories = Memories(len(GOLDEN["o1"]), small.shape)
+    memories = Memories(len(GOLDEN["o1"]), Images(small.shape))
     memories.replay.attributes["logits"] = torch.from_numpy(GOLDEN["o1"]).unsqueeze(1)
     return small, Engine(method, small.net, memories, optimizer=f"sgd(lr={LR})", augmentation="none")
 

@@ -9,7 +9,7 @@ from small import load
 
 from gracecl import nets
 from gracecl.core import Batch, Block, Progress
-from gracecl.functional.augment import Pixels
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.ema import EMA
 from gracecl.methods.sgd import SGD
@@ -54,9 +54,9 @@ def read(net: TappedNet) -> np.ndarray:
 
 
 def build(method: EMA) -> tuple[EMA, TappedNet]:
-    net = nets.build(f"mlp(width={HIDDEN}, depth=1, norm=True)", SHAPE, CLASSES, Pixels((0.0,), (1.0,)), taps=1)
+    net = nets.build(f"mlp(width={HIDDEN}, depth=1, norm=True)", Images(SHAPE, (0.0,), (1.0,)), CLASSES, taps=1)
     write(net, GOLDEN["model_0"])
-    method.attach(net, Memories(0, SHAPE))
+    method.attach(net, Memories(0, Images(SHAPE)))
     return method, net
 
 
@@ -79,7 +79,7 @@ def test_shadow_after_each_step(warm_up: str) -> None:
     for number in range(len(GOLDEN["model"])):
         task = int(number >= length)
         if number == length:
-            method.end_task(Memories(0, SHAPE), Progress(number, 0))
+            method.end_task(Memories(0, Images(SHAPE)), Progress(number, 0))
         np.testing.assert_allclose(method.momentum_now(Progress(number, task)), GOLDEN["mu"][number], **DOUBLE)
         step(method, net, number, task)
         np.testing.assert_allclose(read(method.shadow), GOLDEN["shadow"][number], **DOUBLE)

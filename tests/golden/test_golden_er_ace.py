@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gracecl.core import Batch, Block, Progress, Taps
-from gracecl.functional.augment import Pixels
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.er_ace import ERACE
 from gracecl.nets.tapped import Backbone, TappedNet
@@ -32,8 +32,8 @@ class Given(Backbone):
 
 def test_cosine_head() -> None:
     weight = torch.from_numpy(GOLDEN["head_W"])
-    net = TappedNet(Given(weight.shape[1]), len(weight), Pixels((0.0,), (1.0,))).double()
-    ERACE(head="cosine").attach(net, Memories(0, (1, 1, weight.shape[1])))
+    net = TappedNet(Given(weight.shape[1]), len(weight), Images((1, 1, 1), (0.0,), (1.0,))).double()
+    ERACE(head="cosine").attach(net, Memories(0, Images((1, 1, weight.shape[1]))))
     with torch.no_grad():
         net.classifier.weight[0] = weight.T
     logits = net(torch.from_numpy(GOLDEN["head_f"])).logits[0]

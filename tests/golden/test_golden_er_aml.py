@@ -12,6 +12,7 @@ from torch import Tensor
 from gracecl import rng
 from gracecl.core import Batch, Block, Progress, Taps
 from gracecl.functional.losses import contrast
+from gracecl.inputs import Images
 from gracecl.memory import Memory
 from gracecl.methods.er_aml import BASE_TEMPERATURE, ERAML, draw_pairs
 
@@ -24,7 +25,7 @@ TOLERANCE = {"rtol": 1e-7, "atol": 1e-9}
 def test_pairs_come_from_exactly_the_valid_candidates() -> None:
     """Slots in the order of the stored memory, so that our numbers of pool entries are theirs; 2000 draws meet every candidate."""
     labels, held = GOLDEN["aml_y"], GOLDEN["aml_mem_y"]
-    memory = Memory(len(held), (1, 1, 1))
+    memory = Memory(len(held), Images((1, 1, 1)))
     memory.add(rng.generator("golden"), torch.zeros(len(held), 1, 1, 1, dtype=torch.uint8), held)
     met = {kind: np.zeros((len(labels), len(held) + len(labels)), bool) for kind in ("pos", "neg")}
     for number in range(2000):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gracecl import nets
 from gracecl.core import Batch, Block, Planning, Progress, StreamBatch, Taps, total
-from gracecl.functional.augment import Pixels
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.gsa import GSA
 
@@ -25,8 +25,8 @@ SHAPE = (1, 1, 1)
 
 
 def attached() -> tuple[GSA, Memories]:
-    method, memories = GSA(n_current=CURRENT), Memories(1000, SHAPE)
-    method.attach(nets.build("mlp(width=2, depth=1)", SHAPE, CLASSES, Pixels((0.0,), (1.0,)), taps=1), memories)
+    method, memories = GSA(n_current=CURRENT), Memories(1000, Images(SHAPE))
+    method.attach(nets.build("mlp(width=2, depth=1)", Images(SHAPE, (0.0,), (1.0,)), CLASSES, taps=1), memories)
     return method, memories
 
 

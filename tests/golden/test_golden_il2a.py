@@ -9,12 +9,12 @@ import pytest
 import torch
 from small import load
 from torch import Tensor, nn
-from whole_steps import UnchangedInputs
 
 from gracecl.core import Batch, Block, Progress
 from gracecl.engine.engine import Engine
 from gracecl.functional.augment import central_shares, pair_number
 from gracecl.functional.losses import cross_entropy
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.il2a import IL2A
 from gracecl.nets.tapped import Backbone, TappedNet
@@ -64,7 +64,7 @@ class Recorded:
 
 def engine(memory: int = 0) -> Engine:
     """In the later task, with the file's weights, and its statistics of the old classes."""
-    net = TappedNet(Tanh("in_body_"), SEEN, UnchangedInputs((0.0,), (1.0,)), embedding=1).double()
+    net = TappedNet(Tanh("in_body_"), SEEN, embedding=1).double()
     method = IL2A(
         mixed_classes=NEW,
         mix_times=len(GOLDEN["in_perms"]),
@@ -74,7 +74,7 @@ def engine(memory: int = 0) -> Engine:
         kd_weight=float(GOLDEN["in_w_kd"]),
         n_prototypes=len(GOLDEN["in_proto_class"]),
     )
-    made = Engine(method, net, Memories(memory, SHAPE), optimizer="sgd(lr=0.0)", augmentation="none")
+    made = Engine(method, net, Memories(memory, Images(SHAPE)), optimizer="sgd(lr=0.0)", augmentation="none")
     weight, bias = torch.from_numpy(GOLDEN["in_head_W"]).T[None], torch.from_numpy(GOLDEN["in_head_b"])[None, None]
     with torch.no_grad():
         for head, columns in ((net.classifier, slice(0, SEEN)), (method.pairs, slice(SEEN, None))):

@@ -9,6 +9,7 @@ from small import SmallNet, load
 
 from gracecl.core import MEMORY_SOURCE, Batch, Block, Progress, is_loss
 from gracecl.engine.engine import Engine
+from gracecl.inputs import Images
 from gracecl.memory import Memories, Memory
 from gracecl.methods.derpp import DERpp
 from gracecl.methods.lode import LODE
@@ -22,7 +23,7 @@ def build() -> tuple[SmallNet, Engine]:
     """The program's net, and a memory whose slots hold the logits of its replayed images."""
     small = SmallNet(GOLDEN)
     slots = np.arange(len(GOLDEN["o1"]))
-    memories = Memories(len(slots), small.shape)
+    memories = Memories(len(slots), Images(small.shape))
     attributes = {"logits": torch.from_numpy(GOLDEN["o1"]).unsqueeze(1)}
     memories.replay.put(slots, torch.zeros(len(slots), *small.shape, dtype=torch.uint8), slots, GOLDEN["v2"], 0, attributes)
     inner = DERpp(alpha=float(GOLDEN["alpha"]), beta=float(GOLDEN["beta"]))

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gracecl import nets
 from gracecl.core import Batch, Block, Progress, Taps
-from gracecl.functional.augment import Pixels
 from gracecl.functional.losses import entropy
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.lwf import LwF
 
@@ -25,8 +25,8 @@ DOUBLE = {"rtol": 1e-7, "atol": 1e-9}
 def method() -> LwF:
     """At the end of a task after which `OLD` classes are known."""
     lwf = LwF(temperature=T)
-    lwf.attach(nets.build("mlp(width=3, depth=1)", SHAPE, CLASSES, Pixels((0.0,), (1.0,)), taps=1), Memories(0, SHAPE))
-    lwf.end_task(Memories(0, SHAPE), Progress(5, 0, seen=tuple(range(OLD)), current=tuple(range(OLD))))
+    lwf.attach(nets.build("mlp(width=3, depth=1)", Images(SHAPE, (0.0,), (1.0,)), CLASSES, taps=1), Memories(0, Images(SHAPE)))
+    lwf.end_task(Memories(0, Images(SHAPE)), Progress(5, 0, seen=tuple(range(OLD)), current=tuple(range(OLD))))
     return lwf
 
 

@@ -13,13 +13,14 @@ from gracecl.core import Batch, Block, Planning, Progress, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import rule_scores
 from gracecl.functional import augment
-from gracecl.functional.augment import Grey, Mirror, Pixels
+from gracecl.functional.augment import Grey, Mirror
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.mose import MOSE
 
 GOLDEN = np.load(Path(__file__).with_name("mose.npz"))
 WIDTH, CLASSES = int(GOLDEN["meta"][0]), int(GOLDEN["meta"][1])
-IDENTITY = Pixels((0.0,) * 3, (1 / 255,) * 3)
+IDENTITY = Images((3, 32, 32), (0.0,) * 3, (1 / 255,) * 3)
 """normalises bytes to themselves: the stored images are normalised already"""
 
 
@@ -53,8 +54,8 @@ def ours(state: dict[str, torch.Tensor], theirs: str) -> np.ndarray:
 
 
 def build(dtype: torch.dtype = torch.float32) -> Engine:
-    net = nets.build(f"resnet18(width={WIDTH})", (3, 32, 32), CLASSES, IDENTITY)
-    engine = Engine(MOSE(), net, Memories(0, (3, 32, 32)))
+    net = nets.build(f"resnet18(width={WIDTH})", IDENTITY, CLASSES)
+    engine = Engine(MOSE(), net, Memories(0, Images((3, 32, 32))))
     state = net.state_dict()
     for name in GOLDEN.files:
         if name.startswith("w/"):
@@ -172,7 +173,7 @@ def check_adam(engine: Engine, case: str, field: str, tolerance: float) -> None:
 def test_inference() -> None:
     engine = build()
     x, y = torch.from_numpy(GOLDEN["eval/buffer_x"]), GOLDEN["eval/buffer_y"]
-    memories, seen = Memories(len(y), (3, 32, 32)), tuple(int(label) for label in GOLDEN["eval/seen"])
+    memories, seen = Memories(len(y), Images((3, 32, 32))), tuple(int(label) for label in GOLDEN["eval/seen"])
     memories.replay.images = torch.zeros_like(x)  # numbers of the program's own, not bytes
     memories.replay.add(np.random.default_rng(0), x, y)
     engine.method.before_eval(engine.net, memories, Progress(seen=seen))
@@ -211,7 +212,7 @@ def test_balanced_block_size() -> None:
     n_recall, b = int(GOLDEN["meta"][2]), int(GOLDEN["meta"][3])
     new, seen = tuple(GOLDEN["new_classes"].tolist()), tuple(GOLDEN["seen_classes"].tolist())
     old = np.array([label for label in seen if label not in new] * n_recall)
-    memories = Memories(len(old), (1, 1, 1))
+    memories = Memories(len(old), Images((1, 1, 1)))
     memories.replay.add(np.random.default_rng(0), torch.zeros(len(old), 1, 1, 1, dtype=torch.uint8), old, task=0)
     labels = np.resize(np.array(new), b)
     incoming = StreamBatch(

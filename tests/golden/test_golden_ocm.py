@@ -12,8 +12,9 @@ from torch import Tensor
 
 from gracecl.core import Batch, Block, Progress, Taps, total
 from gracecl.functional import augment
-from gracecl.functional.augment import ROTATIONS, Pixels
+from gracecl.functional.augment import ROTATIONS
 from gracecl.functional.losses import INFO_NCE_EPSILON, products, split_similarity, unit
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.ocm import OCM
 from gracecl.methods.rotation_contrast import TURNED, pseudo_labels
@@ -21,7 +22,7 @@ from gracecl.nets.mlp import MLP
 from gracecl.nets.tapped import TappedNet
 
 GOLDEN = np.load(Path(__file__).with_name("ocm.npz"))
-IDENTITY = Pixels((0.0,) * 3, (1 / 255,) * 3)
+IDENTITY = Images((3, 1, 1), (0.0,) * 3, (1 / 255,) * 3)
 
 
 @pytest.fixture(params=["c100/", "c10/"])
@@ -39,8 +40,8 @@ def attached(case: dict[str, Any]) -> OCM:
     """The method on a net of the file's sizes, after a task in which the first half of the classes were met."""
     width, projection, classes = case["features"].shape[1], case["projections"].shape[1], case["q"].shape[1]
     method = OCM(scale=float(case["lam"]), projection=projection)
-    method.attach(TappedNet(MLP(3 * 32 * 32, width, 1, 1, norm=False), classes), Memories(0, (3, 32, 32)))
-    method.end_task(Memories(0, (3, 32, 32)), Progress(task=0, seen=tuple(range(classes // 2))))
+    method.attach(TappedNet(MLP(3 * 32 * 32, width, 1, 1, norm=False), classes), Memories(0, Images((3, 32, 32))))
+    method.end_task(Memories(0, Images((3, 32, 32))), Progress(task=0, seen=tuple(range(classes // 2))))
     return method
 
 

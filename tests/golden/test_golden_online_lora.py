@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gracecl.core import Batch, Block, Progress, StreamBatch, Taps
 from gracecl.engine.engine import Engine
+from gracecl.inputs import Images, Inputs
 from gracecl.memory import Memories
 from gracecl.methods.online_lora import LossWindow, OnlineLoRA
 from gracecl.nets.tapped import Backbone, TappedNet
@@ -62,8 +63,8 @@ class Tokens(Backbone):
 
 
 def build(**options: Any) -> Engine:
-    net = TappedNet(Tokens(), CLASSES).double()
-    memories = Memories(HARD * SIZE, SHAPE)
+    net = TappedNet(Tokens(), CLASSES, Inputs(SHAPE)).double()
+    memories = Memories(HARD * SIZE, Images(SHAPE))
     memories.replay.images = torch.zeros(HARD * SIZE, *SHAPE, dtype=torch.float64)
     settings = {"rank": RANK, "n_hard": HARD, "strength": float(GOLDEN["in_lambda"]), "lr": float(GOLDEN["in_lr"])}
     return Engine(OnlineLoRA(**settings | options), net, memories, augmentation="none")

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gracecl.core import Batch, Block, Ints, Plan, Planning, Progress, StreamBatch, Taps, total
 from gracecl.functional import augment
-from gracecl.functional.augment import Pixels
 from gracecl.functional.losses import split_similarity
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.onpro import OnPro, pair_probabilities
 from gracecl.methods.rotation_contrast import pseudo_labels
@@ -24,7 +24,7 @@ GOLDEN = np.load(Path(__file__).with_name("onpro.npz"))
 PER_TASK, CLASSES, _, _ = GOLDEN["cfg"].tolist()
 RATE, PROBABILITY, SCALE = GOLDEN["rates"].tolist()
 SHAPE = GOLDEN["apf/buffer_x"].shape[1:]
-IDENTITY = Pixels((0.0,) * 3, (1 / 255,) * 3)
+IDENTITY = Images((3, 1, 1), (0.0,) * 3, (1 / 255,) * 3)
 """normalises bytes to themselves: the stored images are normalised already"""
 
 
@@ -55,13 +55,13 @@ def attached() -> OnPro:
     features, projections = GOLDEN["step0/features"], GOLDEN["step0/projections"]
     method = OnPro(base_rate=RATE, mix_probability=PROBABILITY, scale=SCALE, projection=projections.shape[1])
     net = TappedNet(MLP(int(np.prod(SHAPE)), features.shape[1], 1, 1, norm=False), CLASSES, IDENTITY)
-    method.attach(net, Memories(0, SHAPE))
+    method.attach(net, Memories(0, Images(SHAPE)))
     return method
 
 
 def holding(images: Tensor, labels: Ints, drawn: Ints) -> Memories:
     """A memory of these images, which are no bytes, of which a uniform draw gives the slots `drawn`."""
-    memories = Memories(len(labels), SHAPE)
+    memories = Memories(len(labels), Images(SHAPE))
     memory = memories.replay
     memory.images = torch.zeros_like(images)
     rows = np.arange(len(labels))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gracecl.core import Batch, Block, Plan, Progress, apart
 from gracecl.engine.engine import Engine
-from gracecl.functional.augment import Pixels
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.pcr import PCR
 from gracecl.nets.tapped import Backbone, TappedNet
@@ -39,9 +39,9 @@ def build() -> tuple[Engine, Encoder]:
     classes = len(GOLDEN["W"])
     width, inputs = GOLDEN["enc_W"].shape
     backbone = Encoder(inputs, width)
-    net = TappedNet(backbone, classes, Pixels((0.0,), (1.0,)))
+    net = TappedNet(backbone, classes, Images((1, 1, 1), (0.0,), (1.0,)))
     method = PCR(temperature=float(GOLDEN["tau"]))
-    engine = Engine(method, net, Memories(0, (1, 1, inputs)), optimizer=f"sgd(lr={float(GOLDEN['lr'])})")
+    engine = Engine(method, net, Memories(0, Images((1, 1, inputs))), optimizer=f"sgd(lr={float(GOLDEN['lr'])})")
     net.double()
     with torch.no_grad():
         net.classifier.weight[0] = torch.from_numpy(GOLDEN["W"]).T

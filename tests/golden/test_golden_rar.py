@@ -9,7 +9,8 @@ from torch import Tensor
 from whole_steps import engine_with
 
 from gracecl.core import LossTable, StreamBatch, Taps
-from gracecl.functional.augment import Floats, Pixels
+from gracecl.functional.augment import Floats
+from gracecl.inputs import Images
 from gracecl.methods.rar import RAR
 
 GOLDEN = load("rar")
@@ -24,7 +25,7 @@ class GivenViews:
     def __init__(self, stream: Tensor, views: list[Tensor]) -> None:
         self.stream, self.views = stream, views
 
-    def __call__(self, x: Tensor, u: Floats, pixels: Pixels) -> Tensor:
+    def __call__(self, x: Tensor, u: Floats, inputs: Images) -> Tensor:
         return self.views.pop(0) if torch.equal(x, self.stream) else x
 
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from gracecl.core import Batch, Block, Progress, Taps
-from gracecl.functional.augment import Pixels
 from gracecl.functional.losses import contrast
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.scr import SCR
 from gracecl.nets.tapped import Backbone, TappedNet
 
 GOLDEN = np.load(Path(__file__).with_name("scr.npz"))
-IDENTITY = Pixels((0.0,), (1 / 255,))
+IDENTITY = Images((1, 1, 1), (0.0,), (1 / 255,))
 
 
 class Given(Backbone):
@@ -73,7 +73,7 @@ def test_nearest_mean_predictions() -> None:
     held, labels = GOLDEN["ncm_buffer_features"], GOLDEN["ncm_buffer_y"]
     classes, width = int(labels.max()) + 1, held.shape[1]
     net = TappedNet(Given(width), classes, IDENTITY)
-    memories = Memories(len(held), (1, 1, width))
+    memories = Memories(len(held), Images((1, 1, width)))
     method = SCR()
     method.attach(net, memories)
     # The stored features stand for images; they are no bytes, so they are put where the memory keeps its own.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gracecl.core import Batch, Block, Progress
 from gracecl.engine.engine import Engine
-from gracecl.functional.augment import Pixels
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.ssil import SSIL
 from gracecl.nets.tapped import Backbone, TappedNet
@@ -49,9 +49,9 @@ def progress(task: int) -> Progress:
 
 def learner(task: int) -> tuple[Engine, SSIL]:
     """In a task, after those before it: the teacher has the file's weights."""
-    net = TappedNet(Encoder(), CLASSES, Pixels((0.0,), (1.0,)), embedding=1).double()
+    net = TappedNet(Encoder(), CLASSES, Images((1, 1, 1), (0.0,), (1.0,)), embedding=1).double()
     method = SSIL(temperature=float(GOLDEN["in_T"]))
-    engine = Engine(method, net, Memories(0, SHAPE), optimizer="sgd(lr=0)")
+    engine = Engine(method, net, Memories(0, Images(SHAPE)), optimizer="sgd(lr=0)")
     put(net, "in_teacher_")
     for earlier in range(task):
         method.end_task(engine.memories, progress(earlier))

@@ -17,7 +17,7 @@ from gracecl import nets, rng
 from gracecl.core import Batch, LossTable, Progress, StreamBatch, Taps
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
-from gracecl.functional.augment import Pixels
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.base import OF_A_LEARNER, Addition, Method, Sum, Traits, Wrapper, defines
 from gracecl.methods.er import ER
@@ -120,8 +120,8 @@ class First(Told):
 
 def engine_of(method: Method) -> Engine:
     with rng.torch_seed(0, "net"):
-        net = nets.build(TOY_NET, TOY_SHAPE, 6, Pixels((0.5,), (0.25,)), taps=1)
-    return Engine(method, net, Memories(12, TOY_SHAPE), optimizer="adam(lr=0.001)")
+        net = nets.build(TOY_NET, Images(TOY_SHAPE, (0.5,), (0.25,)), 6, taps=1)
+    return Engine(method, net, Memories(12, Images(TOY_SHAPE)), optimizer="adam(lr=0.001)")
 
 
 @pytest.fixture(autouse=True)

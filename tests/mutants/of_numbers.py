@@ -71,10 +71,14 @@ NUMBERS = [
     ),
     # Pixels and augmentation.
     *of(
+        "inputs.py",
+        AUGMENT,
+        within("Images.__init__", ("1 / (FULL[dtype] * self.std)", "1 / self.std"), ("-self.mean / self.std", "-self.mean")),
+        within("Images.restore", ("x * self.std + self.mean", "x * self.std")),
+    ),
+    *of(
         "functional/augment.py",
         AUGMENT,
-        within("Pixels.__init__", ("1 / (255 * self.std)", "1 / (256 * self.std)"), ("-self.mean / self.std", "-self.mean")),
-        within("Pixels.restore", ("x * self.std + self.mean", "x * self.std")),
         within("apply", ("u[:, used : used + operation.draws]", "u[:, : operation.draws]")),
         within("Mirror.__call__", ("return x.flip(-1)", "return x.flip(-2)")),
         within("Flip.__call__", ("u[:, 0] < self.p", "u[:, 0] > self.p")),
@@ -92,7 +96,7 @@ NUMBERS = [
         ),
         within(
             "PadCrop.__call__",
-            ("pixels.black", "torch.zeros_like(pixels.black)"),
+            ("inputs.black", "torch.zeros_like(inputs.black)"),
             ("2 * self.pad + 1", "2 * self.pad"),
             ("corner[:, 0, None]", "corner[:, 1, None]"),
         ),
@@ -104,13 +108,13 @@ NUMBERS = [
         ),
         within(
             "ColourJitter.__call__.jitter",
-            ("(pixels.restore(some) * factor[:, 0]).clamp(0, 1)", "pixels.restore(some) * factor[:, 0]"),
+            ("(inputs.restore(some) * factor[:, 0]).clamp(0, 1)", "inputs.restore(some) * factor[:, 0]"),
             ("grey.mean(dim=(-2, -1), keepdim=True)", "grey"),
             (
                 "torch.lerp(luminance(some).expand_as(some), some, factor[:, 2])",
                 "torch.lerp(luminance(some).expand_as(some), some, factor[:, 1])",
             ),
-            ("(some - pixels.mean) / pixels.std", "some - pixels.mean"),
+            ("(some - inputs.mean) / inputs.std", "some - inputs.mean"),
         ),
         within(
             "luminance",
@@ -172,8 +176,8 @@ NUMBERS = [
         within(
             "Blend.__call__",
             (
-                "torch.lerp(x, pixels.normalise(self.others).to(x), torch.from_numpy(self.share).to(x).view(-1, 1, 1, 1))",
-                "torch.lerp(pixels.normalise(self.others).to(x), x, torch.from_numpy(self.share).to(x).view(-1, 1, 1, 1))",
+                "torch.lerp(x, inputs.normalise(self.others).to(x), torch.from_numpy(self.share).to(x).view(-1, 1, 1, 1))",
+                "torch.lerp(inputs.normalise(self.others).to(x), x, torch.from_numpy(self.share).to(x).view(-1, 1, 1, 1))",
             ),
         ),
     ),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gracecl.engine.engine import Engine
-from gracecl.functional.augment import Pixels
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.nets import Backbone, TappedNet
 from gracecl.registry.spec import parse_method
@@ -32,8 +32,8 @@ class PixelsAsFeatures(Backbone):
 
 def engine_of(method: str, taps: int = 1) -> Engine:
     """At its first step, for six classes, without memory."""
-    net = TappedNet(PixelsAsFeatures(taps), 6, Pixels((0.5,), (0.25,))).double()
-    return Engine(parse_method(method), net, Memories(0, TOY_SHAPE))
+    net = TappedNet(PixelsAsFeatures(taps), 6, Images((1, 1, 1), (0.5,), (0.25,))).double()
+    return Engine(parse_method(method), net, Memories(0, Images(TOY_SHAPE)))
 
 
 def learned(method: str, taps: int = 1, batch: int = 7, until: int | None = None) -> tuple[Engine, Stream]:

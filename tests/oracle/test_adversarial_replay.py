@@ -30,7 +30,7 @@ def middle(method: str = "adversarial_replay(n_recall=5)", **options: str) -> tu
 
 
 def colours(engine: Engine, x: Tensor) -> Tensor:
-    return engine.net.pixels.restore(x)
+    return engine.net.inputs.restore(x)
 
 
 # One step.
@@ -45,7 +45,7 @@ def literal_attack(engine: Engine, u: Tensor, x: Tensor, y: Tensor, rate: float)
         for parameter in net.parameters():
             if parameter.grad is not None:
                 parameter -= rate * parameter.grad
-    mean, std = net.pixels.mean, net.pixels.std
+    mean, std = net.inputs.mean, net.inputs.std
     moved = []
     with torch.no_grad():
         nearest = []

@@ -155,8 +155,8 @@ def test_a_small_step_does_not_raise_the_memory_s_loss() -> None:
         memory.images[:] = piece.x[torch.arange(12) % 3]
         memory.labels[:] = (piece.labels[np.arange(12) % 3] + 1) % 6
         engine.net.double()
-        normalise = engine.net.pixels.normalise
-        engine.net.pixels.normalise = lambda images, normalise=normalise: normalise(images).double()
+        normalise = engine.net.inputs.normalise
+        engine.net.inputs.normalise = lambda images, normalise=normalise: normalise(images).double()
         batch, _ = next_batch(engine, stream)
         images, labels = batch.targets["agem/images"], batch.targets["agem/labels"]
 

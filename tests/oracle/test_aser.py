@@ -156,7 +156,7 @@ def incoming(engine: Engine, rows: slice = slice(30, 33)) -> StreamBatch:
 
 
 def features(engine: Engine, images: Tensor) -> Tensor:
-    return copy.deepcopy(engine.net).eval()(engine.net.pixels.normalise(images)).features[-1].detach()
+    return copy.deepcopy(engine.net).eval()(engine.net.inputs.normalise(images)).features[-1].detach()
 
 
 @pytest.mark.parametrize("variant", ["asvm", "asv", "neg_sv"])

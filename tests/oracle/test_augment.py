@@ -14,10 +14,11 @@ from torch import Tensor
 from gracecl import rng
 from gracecl.errors import UserError
 from gracecl.functional import augment
-from gracecl.functional.augment import AUGMENTATIONS, ColourJitter, Flip, Grey, Mirror, PadCrop, Pixels, ResizedCrop
+from gracecl.functional.augment import AUGMENTATIONS, ColourJitter, Flip, Grey, Mirror, PadCrop, ResizedCrop
+from gracecl.inputs import Images
 
-PIXELS = Pixels((0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
-NO_CHANGE = Pixels((0.0,) * 3, (1.0,) * 3)
+PIXELS = Images((3, 1, 1), (0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
+NO_CHANGE = Images((3, 1, 1), (0.0,) * 3, (1.0,) * 3)
 """colours in [0, 1] as they are"""
 
 
@@ -238,7 +239,7 @@ def test_pad_crop_is_an_exact_window_with_a_black_border() -> None:
 def test_pad_crop_reaches_every_offset_equally() -> None:
     u = numbers(4000, PadCrop(1))
     x = torch.arange(9.0).view(1, 1, 3, 3).expand(4000, 1, 3, 3)
-    middle = PadCrop(1)(x, u, Pixels((0.0,), (1.0,)))[:, 0, 1, 1].numpy().astype(int)
+    middle = PadCrop(1)(x, u, Images((1, 1, 1), (0.0,), (1.0,)))[:, 0, 1, 1].numpy().astype(int)
     assert stats.chisquare(np.bincount(middle, minlength=9)).pvalue > 1e-3
 
 
@@ -291,7 +292,7 @@ def test_colour_jitter_in_the_middle_of_its_ranges_changes_nothing() -> None:
 
 
 def test_colour_jitter_of_one_channel_keeps_one_channel() -> None:
-    one = Pixels((0.5,), (0.25,))
+    one = Images((1, 1, 1), (0.5,), (0.25,))
     x, operation = images(3, channels=1), ColourJitter(p=1.0)
     got = operation((x - 0.5) / 0.25, numbers(3, operation), one)
     assert got.shape == x.shape
@@ -368,18 +369,20 @@ def test_the_named_views_are_the_specified_ones() -> None:
 def test_normalisations(channels: int) -> None:
     """The data's own mean and std, or 2 x - 1 ("half"), or x in [0, 1] ("none"), for any number of channels."""
     mean, std = (0.3,) * channels, (0.2,) * channels
-    assert augment.normalisation("data", mean, std) == (mean, std)
+    own = Images((channels, 1, 1), mean, std)
+    assert augment.normalisation("data", own) is own
     images = torch.tensor([0, 51, 255], dtype=torch.uint8).view(3, 1, 1, 1).expand(3, channels, 1, 1)
     for name, expected in (("half", [-1.0, -0.6, 1.0]), ("none", [0.0, 0.2, 1.0])):
-        x = Pixels(*augment.normalisation(name, mean, std)).normalise(images)
+        x = augment.normalisation(name, own).normalise(images)
         assert x.shape == images.shape
         torch.testing.assert_close(x[:, -1, 0, 0], torch.tensor(expected))
 
 
 def test_the_normalisation_of_imagenet_is_for_colours() -> None:
-    assert augment.normalisation("imagenet", (0.5,) * 3, (0.5,) * 3) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    usual = augment.normalisation("imagenet", Images((3, 4, 4)))
+    assert usual.statistics == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     with pytest.raises(UserError, match="3 channels, not 1"):
-        augment.normalisation("imagenet", (0.5,), (0.5,))
+        augment.normalisation("imagenet", Images((1, 4, 4)))
 
 
 def test_an_unknown_augmentation_suggests_the_nearest() -> None:

@@ -172,7 +172,7 @@ def test_the_fit_is_the_minimum_over_the_validation_images(taps: int, penalty: f
         assert Counter(labels) == dict.fromkeys(range(2 * task + 2), 12 // (2 * task + 2))
         assert (len(labels) < len(memory)) == (memory_size == 130)
         twin = frozen_copy(engine.net)
-        logits = twin(engine.net.pixels.normalise(memory[slots])).logits
+        logits = twin(engine.net.inputs.normalise(memory[slots])).logits
         new, seen = [2 * task, 2 * task + 1], list(range(2 * task + 2))
         assert method.correction.classes.nonzero().flatten().tolist() == new
         for layer in range(taps):

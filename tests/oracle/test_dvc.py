@@ -96,7 +96,7 @@ def test_views_are_raw_and_augmented_in_a_forward_for_each_block() -> None:
     engine, stream = prepared("dvc(n_recall=4)")
     batch, out = next_batch(engine, stream)
     raw, augmented = (batch.x[batch.blocks["new"].view(number)] for number in (0, 1))
-    assert torch.equal(raw, engine.net.pixels.normalise(stream.batch(9).x))
+    assert torch.equal(raw, engine.net.inputs.normalise(stream.batch(9).x))
     assert not torch.equal(raw, augmented)
     blocks = [engine.net(batch.x[batch.rows(block)]).logits for block in ("new", "replay")]
     torch.testing.assert_close(out.logits, torch.cat(blocks, dim=1))
@@ -139,7 +139,7 @@ def slow_scores(engine: Engine, views: Tensor, new: StreamBatch, slots: np.ndarr
             if other.grad is not None:
                 mine -= rate * other.grad
     memory = engine.memories.replay
-    candidates, labels = engine.net.pixels.normalise(memory[slots]), memory.labels[slots]
+    candidates, labels = engine.net.inputs.normalise(memory[slots]), memory.labels[slots]
     norms = []
     for net in (copy.deepcopy(engine.net), then):
         out = net.train()(candidates)

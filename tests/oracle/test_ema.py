@@ -16,6 +16,7 @@ from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import evaluate
 from gracecl.engine.recipe import Recipe
 from gracecl.errors import UserError
+from gracecl.inputs import Images
 from gracecl.methods.ema import EMA
 from gracecl.methods.er import ER
 from gracecl.nets.class_means import class_means
@@ -165,10 +166,10 @@ def test_weights_given_after_the_start_are_the_shadow_s_too() -> None:
 @pytest.mark.parametrize("layout", ["channels_last", "contiguous"])
 def test_layout_is_the_net_s(layout: str) -> None:
     recipe = Recipe("ema(er())", "resnet18(width=16)", memory=4, device="cpu", layout=layout)
-    engine = recipe.build((3, 8, 8), 4, (0.5,) * 3, (0.25,) * 3)
+    engine = recipe.build(Images((3, 8, 8)), 4)
     x = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     engine.learn(StreamBatch(x, np.array([0, 1])))
-    other = recipe.build((3, 8, 8), 4, (0.5,) * 3, (0.25,) * 3)
+    other = recipe.build(Images((3, 8, 8)), 4)
     other.load_state_dict(engine.state_dict())
     for shadow in (engine.method.shadow, other.method.shadow):
         for (name, own), trained in zip(shadow.named_parameters(), engine.net.parameters(), strict=True):

@@ -15,6 +15,7 @@ from gracecl import rng
 from gracecl.core import MEMORY_SOURCE, Batch, Block, Planning, Progress, StreamBatch, Taps
 from gracecl.errors import UserError
 from gracecl.functional.losses import cross_entropy, entropy
+from gracecl.inputs import Images
 from gracecl.memory import Memory
 from gracecl.methods.er_aml import ERAML, draw_pairs
 from gracecl.nets.heads import CosineHead
@@ -27,7 +28,7 @@ LAYERS, WIDTH = 3, 5
 
 
 def filled(labels: list[int], capacity: int | None = None) -> Memory:
-    memory = Memory(len(labels) if capacity is None else capacity, (1, 1, 1))
+    memory = Memory(len(labels) if capacity is None else capacity, Images((1, 1, 1)))
     memory.add(rng.generator("fill"), torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), np.array(labels, np.int64))
     return memory
 
@@ -239,7 +240,7 @@ def test_the_first_step_is_plain_cross_entropy_on_images_as_they_are() -> None:
     engine, stream = toy_engine("er_aml()"), longer()
     batch, out = next_batch(engine, stream)
     piece = stream.batch(0)
-    assert torch.equal(batch.x, engine.net.pixels.normalise(piece.x))
+    assert torch.equal(batch.x, engine.net.inputs.normalise(piece.x))
     table = engine.chain.losses(out, batch)
     assert set(table) == {"ce/first"}
     torch.testing.assert_close(table["ce/first"], cross_entropy(out.logits, batch.y))

@@ -35,7 +35,7 @@ def test_evaluation_is_the_loops() -> None:
     rules: dict[str, list[list[float]]] = {}
     with torch.no_grad():
         for image in data.test_x:
-            out = net(net.pixels.normalise(image[None]))
+            out = net(net.inputs.normalise(image[None]))
             linear = [[float(layer[0, label]) for label in seen] for layer in out.logits]
             ncm = []
             for layer in range(4):

@@ -18,6 +18,7 @@ from gracecl.core import Ints, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import evaluate
 from gracecl.errors import UserError
+from gracecl.inputs import Images
 from gracecl.lab.runs.run import Interrupted, RunConfig, resume, run
 from gracecl.lab.runs.watch import Follower, Watch
 from gracecl.memory import Memory
@@ -118,7 +119,7 @@ def test_the_victim_is_uniform_over_the_largest_class() -> None:
     """The largest class loses one of its ten images; each is the victim about as often."""
     lost = np.zeros(10, np.int64)
     for seed in range(400):
-        memory = Memory(10, TOY_SHAPE)
+        memory = Memory(10, Images(TOY_SHAPE))
         add_balanced(memory, rng.generator("store", seed), numbered(0, 11), np.array([0] * 10 + [1]))
         (missing,) = set(range(11)) - set(memory.images[:, 0, 0, 0].tolist())
         lost[missing] += 1

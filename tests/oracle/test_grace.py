@@ -20,8 +20,8 @@ from gracecl.core import Batch, Block, LossTable, Planning, Progress, StreamBatc
 from gracecl.data import Data, from_arrays
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
-from gracecl.functional.augment import Pixels
 from gracecl.functional.losses import cross_entropy, entropy
+from gracecl.inputs import Images
 from gracecl.lab.runs.recorder import Recorder
 from gracecl.lab.runs.trainer import Trainer
 from gracecl.memory import Memories
@@ -35,7 +35,7 @@ from gracecl.streams.split import split
 from gracecl.testing import feed, toy_engine, toy_stream
 
 SHAPE = (3, 2, 2)
-PIXELS = Pixels((0.0,) * 3, (1 / 255,) * 3)
+INPUTS = Images(SHAPE, (0.0,) * 3, (1 / 255,) * 3)
 """leaves bytes as they are, so that an image's number can be read back from a step's pixels"""
 
 H = (3.2, 2.6, 1.7, 1.2)
@@ -48,16 +48,16 @@ ALPHA = (2.42674, 1.54806, 0.52038, 0.45021)
 
 def make_net(layers: int = 4, classes: int = 4) -> TappedNet:
     with rng.torch_seed(0, "net"):
-        return nets.build("mlp(width=6, depth=4)", SHAPE, classes, PIXELS, taps=layers)
+        return nets.build("mlp(width=6, depth=4)", INPUTS, classes, taps=layers)
 
 
 def make_engine(method: Method | str, memory: int = 20, layers: int = 4, classes: int = 4, augmentation: str = "tau") -> Engine:
     method = parse_method(method) if isinstance(method, str) else method
-    return Engine(method, make_net(layers, classes), Memories(memory, SHAPE), augmentation=augmentation)
+    return Engine(method, make_net(layers, classes), Memories(memory, Images(SHAPE)), augmentation=augmentation)
 
 
 def attached(grace: Grace, layers: int = 4, classes: int = 100) -> Grace:
-    grace.attach(make_net(layers, classes), Memories(20, SHAPE))
+    grace.attach(make_net(layers, classes), Memories(20, Images(SHAPE)))
     return grace
 
 
@@ -427,7 +427,7 @@ def test_entropy_is_taken_on_the_chosen_images(step: Step, entropy_on: str) -> N
 def test_stream_rows_are_the_raw_and_mirrored_stream_images(step: Step) -> None:
     rows = step.batch.stream_rows
     assert len(rows) == 2 * len(step.new)
-    raw = PIXELS.normalise(step.new.x)
+    raw = INPUTS.normalise(step.new.x)
     torch.testing.assert_close(step.batch.x[rows], torch.cat([raw, raw.flip(-1)]), rtol=0, atol=1e-4)
     assert step.batch.labels[rows.numpy()].tolist() == [3, 4, 5, 3, 4, 5]
     assert step.batch.sources[rows.numpy()].tolist() == [900, 901, 902] * 2
@@ -463,7 +463,7 @@ def accuracies_by_loop(net: TappedNet, images: Tensor, labels: np.ndarray) -> li
     """Counted one by one, argmax over all outputs, in evaluation mode."""
     net.eval()
     with torch.no_grad():
-        logits = net(net.pixels.normalise(images)).logits.tolist()
+        logits = net(net.inputs.normalise(images)).logits.tolist()
     net.train()
     right = [sum(row.index(max(row)) == label for row, label in zip(layer, labels.tolist(), strict=True)) for layer in logits]
     return [count / len(labels) for count in right]
@@ -537,7 +537,7 @@ def test_past_accuracy_by_class_means() -> None:
     engine.method.look_back(engine.memories, engine.progress)
     net.eval()
     with torch.no_grad():
-        features = net(net.pixels.normalise(memory.images[: len(memory)])).features.double()
+        features = net(net.inputs.normalise(memory.images[: len(memory)])).features.double()
     net.train()
     found = []
     for layer in features:

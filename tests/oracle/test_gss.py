@@ -30,7 +30,7 @@ def incoming(engine: Engine, rows: slice = slice(30, 33)) -> StreamBatch:
 def slow_gradient(engine: Engine, images: Tensor, labels: np.ndarray) -> Tensor:
     net = copy.deepcopy(engine.net).eval()
     net.zero_grad()
-    x, y = engine.net.pixels.normalise(images), torch.from_numpy(labels)
+    x, y = engine.net.inputs.normalise(images), torch.from_numpy(labels)
     sum(F.cross_entropy(layer, y) for layer in net(x).logits).backward()
     return torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in net.parameters()])
 

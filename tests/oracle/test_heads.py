@@ -17,8 +17,8 @@ from gracecl import nets, rng
 from gracecl.core import NO_TASK, Plan, Planning, StreamBatch
 from gracecl.errors import UserError
 from gracecl.functional import optim
-from gracecl.functional.augment import Pixels
 from gracecl.functional.losses import cosine_distance
+from gracecl.inputs import Images
 from gracecl.memory import Memories, Memory
 from gracecl.methods.base import Addition, Sum
 from gracecl.methods.er import ER
@@ -94,7 +94,7 @@ def test_a_learned_scale_is_each_tap_s_own_parameter() -> None:
 
 def test_a_learned_scale_counts_for_its_layer() -> None:
     """As weights that belong to one layer do, where penalties are made rows."""
-    net = nets.build("mlp(width=5, depth=3)", (1, 2, 2), CLASSES, Pixels((0.5,), (0.25,)), taps=3)
+    net = nets.build("mlp(width=5, depth=3)", Images((1, 2, 2), (0.5,), (0.25,)), CLASSES, taps=3)
     net.classifier = CosineHead(net.classifier, 1.0, 1e-12, learned=True)
     pieces = [piece for piece in FlatParameters(net, (1, 2, 2)).pieces if piece.parameter is net.classifier.scale]
     assert [(piece.part, piece.layer, piece.size, piece.head) for piece in pieces] == [(i, i, 1, True) for i in range(3)]
@@ -166,7 +166,7 @@ def test_held_rows_stay_to_the_bit_and_others_move_as_ever(optimizer: str, kind:
 
 def build(expression: str, taps: int) -> TappedNet:
     with rng.torch_seed(0, "net"):
-        return nets.build(expression, (3, 16, 16), CLASSES, Pixels((0.5,) * 3, (0.25,) * 3), taps)
+        return nets.build(expression, Images((3, 16, 16)), CLASSES, taps)
 
 
 @pytest.mark.parametrize("taps", [1, 2, 4])
@@ -218,7 +218,7 @@ def test_a_net_whose_taps_end_in_no_relu_stays() -> None:
 
 
 def memory_of(labels: list[int]) -> Memory:
-    memory = Memory(len(labels), (1, 1, 1))
+    memory = Memory(len(labels), Images((1, 1, 1)))
     memory.add(np.random.default_rng(0), torch.zeros(len(labels), 1, 1, 1, dtype=torch.uint8), np.array(labels))
     return memory
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gracecl.core import Progress, StreamBatch
+from gracecl.inputs import Images
 from gracecl.memory import Memory
 from gracecl.memory.class_balanced import place_in_class
 from gracecl.memory.held_out import HeldOut
@@ -51,7 +52,7 @@ def test_the_first_images_of_each_class_up_to_its_share(capacity: int, size: int
     """Image after image within a batch, with the share that follows from the classes met up to the batch's end."""
     generator = np.random.default_rng(capacity)
     labels = [int(label) for task in range(3) for label in generator.integers(2 * task, 2 * task + 2, 40)]
-    held_out, held = HeldOut(Memory(capacity, SHAPE)), Counter()
+    held_out, held = HeldOut(Memory(capacity, Images(SHAPE))), Counter()
     for start in range(0, len(labels), size):
         seen = labels[: start + size]
         share = capacity // len(set(seen))
@@ -81,7 +82,7 @@ def test_what_gives_way_is_random() -> None:
     """Six images of one class, of which a second class takes three: each is as likely to go."""
     gone = Counter()
     for seed in range(600):
-        held_out = HeldOut(Memory(6, SHAPE))
+        held_out = HeldOut(Memory(6, Images(SHAPE)))
         feed(held_out, [5] * 6)
         new = batch([2] * 3, 6, [5, 2])
         assert held_out.rows(new).tolist() == [0, 1, 2]
@@ -93,7 +94,7 @@ def test_what_gives_way_is_random() -> None:
 
 def test_one_image_of_a_class_while_there_is_room() -> None:
     """Three slots, and four classes in the first batch: there is no share, and nothing that was kept gives way later."""
-    held_out = HeldOut(Memory(3, SHAPE))
+    held_out = HeldOut(Memory(3, Images(SHAPE)))
     assert feed(held_out, [0, 1, 2, 3, 3, 0, 4, 5, 5, 5], size=5) == [0, 1, 2]
     assert Counter(held_out.memory.labels.tolist()) == {0: 1, 1: 1, 2: 1}
     assert held_out.share(6) == 0
@@ -102,7 +103,7 @@ def test_one_image_of_a_class_while_there_is_room() -> None:
 
 def test_later_epochs_know_the_images_again_by_their_pixels() -> None:
     labels = [0, 1] * 10
-    held_out = HeldOut(Memory(6, SHAPE))
+    held_out = HeldOut(Memory(6, Images(SHAPE)))
     aside = feed(held_out, labels)
     assert aside == [0, 1, 2, 3, 4, 5]
     kept = set(numbers_in(held_out))
@@ -112,7 +113,7 @@ def test_later_epochs_know_the_images_again_by_their_pixels() -> None:
 
 
 def test_no_slots_hold_nothing() -> None:
-    held_out = HeldOut(Memory(0, SHAPE))
+    held_out = HeldOut(Memory(0, Images(SHAPE)))
     assert feed(held_out, [0, 1, 2, 0]) == []
     assert len(held_out.balanced(3)) == 0
     assert held_out.rows(batch([0], 0, [0], fresh=False)).tolist() == []

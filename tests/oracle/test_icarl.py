@@ -16,6 +16,7 @@ from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import seen_scores
 from gracecl.errors import UserError
 from gracecl.functional.losses import binary_cross_entropy
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.memory.herding import herd
 from gracecl.methods.icarl import CANDIDATES, ICaRL
@@ -290,7 +291,7 @@ def test_laws_with_the_reservoir() -> None:
 
 
 def test_choosing_needs_no_image() -> None:
-    method, memories = ICaRL(), Memories(4, TOY_SHAPE)
+    method, memories = ICaRL(), Memories(4, Images(TOY_SHAPE))
     engine = toy_engine("icarl()")
     method.attach(engine.net, memories)
     memories.replay.add(rng.generator("fill"), toy_data().train_x[:4], np.array([0, 0, 1, 1]))

@@ -15,8 +15,8 @@ from gracecl.core import MEMORY_SOURCE, NO_TASK, Batch, StreamBatch, Taps
 from gracecl.data import Data, from_arrays
 from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import evaluate
-from gracecl.functional.augment import Pixels
 from gracecl.functional.losses import cross_entropy
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.base import Method
 from gracecl.methods.er import ER
@@ -27,7 +27,6 @@ from gracecl.streams.split import split
 from gracecl.testing import feed
 
 SHAPE = (3, 4, 4)
-PIXELS = Pixels((0.5,) * 3, (0.25,) * 3)
 
 
 def noisy_data(n: int, classes: int, seed: int = 0) -> Data:
@@ -59,8 +58,8 @@ def make_engine(
 ) -> Engine:
     method = parse_method(method) if isinstance(method, str) else method
     with rng.torch_seed(0, "net"):
-        tapped = nets.build(net, SHAPE, classes, PIXELS, taps=1)
-    return Engine(method, tapped, Memories(memory, SHAPE), augmentation=augmentation, optimizer=optimizer, seed=seed)
+        tapped = nets.build(net, Images(SHAPE), classes, taps=1)
+    return Engine(method, tapped, Memories(memory, Images(SHAPE)), augmentation=augmentation, optimizer=optimizer, seed=seed)
 
 
 def same_weights(a: Engine, b: Engine) -> bool:

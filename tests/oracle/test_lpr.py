@@ -30,7 +30,7 @@ def inputs_of(engine: Engine, images: Tensor) -> dict[str, Tensor]:
         if isinstance(module, nn.Conv2d | nn.Linear | StackedLinear)
     ]
     with torch.no_grad():
-        net(net.pixels.normalise(images)).embedding  # noqa: B018 (the projectors are asked only then)
+        net(net.inputs.normalise(images)).embedding  # noqa: B018 (the projectors are asked only then)
     for handle in handles:
         handle.remove()
     net.train()

@@ -255,7 +255,7 @@ def mean_directions(engine: Engine, x: Tensor) -> Tensor:
     """`[L, D]` by loops: the unit vector along the mean of the images' unit features, in evaluation mode."""
     twin = frozen_copy(engine.net)
     found = []
-    for layer in twin(twin.pixels.normalise(x)).features.double():
+    for layer in twin(twin.inputs.normalise(x)).features.double():
         units = [[value / math.hypot(*f) for value in f] for f in layer.tolist()]
         mean = [sum(column) / len(units) for column in zip(*units, strict=True)]
         found.append([value / math.hypot(*mean) for value in mean])

@@ -14,6 +14,7 @@ from gracecl.core import NO_TASK, Progress, StreamBatch, Taps
 from gracecl.engine.recipe import Recipe
 from gracecl.errors import UserError
 from gracecl.functional.losses import distillation
+from gracecl.inputs import Images
 from gracecl.nets.teacher import Teacher, frozen_copy
 from gracecl.registry.spec import parse_method
 from gracecl.testing import assert_same, feed, next_batch, prepared, toy_engine, toy_stream
@@ -192,7 +193,7 @@ def test_a_temperature_out_of_range_is_told() -> None:
 
 def test_frozen_copy_shares_nothing_and_keeps_the_layout() -> None:
     recipe = Recipe("er()", "resnet18(width=16)", memory=0, device="cpu", layout="channels_last")
-    net = recipe.build((3, 8, 8), 4, (0.5,) * 3, (0.25,) * 3).net
+    net = recipe.build(Images((3, 8, 8)), 4).net
     twin = frozen_copy(net)
     for (name, own), value in zip(twin.named_parameters(), net.parameters(), strict=True):
         assert own.data_ptr() != value.data_ptr(), name

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gracecl.core import NO_TASK
 from gracecl.errors import UserError
+from gracecl.inputs import Images
 from gracecl.memory import Memories, Memory
 from gracecl.memory.reservoir import Buckets, distinct
 
@@ -43,7 +44,7 @@ def offer(memory: Memory, ids: np.ndarray, rng: np.random.Generator, task: int =
 
 def filled(capacity: int, offered: int, batch: int = 10, seed: int = 0, per_task: int = 20) -> Memory:
     """A memory after a stream of numbered images, task after task."""
-    memory, rng = Memory(capacity, SHAPE), np.random.default_rng(seed)
+    memory, rng = Memory(capacity, Images(SHAPE)), np.random.default_rng(seed)
     for start in range(0, offered, batch):
         offer(memory, np.arange(start, min(start + batch, offered)), rng, task=start // per_task)
     return memory
@@ -72,7 +73,7 @@ def reservoirs(repeats: int, size: int, offered: int, batch: int) -> np.ndarray:
     images, labels = picture(np.arange(offered)), np.zeros(offered, np.int64)
     kept = []
     for _ in range(repeats):
-        memory = Memory(size, SHAPE)
+        memory = Memory(size, Images(SHAPE))
         for start in range(0, offered, batch):
             memory.add(rng, images[start : start + batch], labels[start : start + batch])
         kept.append(held(memory))
@@ -129,7 +130,7 @@ def test_the_first_images_are_kept_in_order(offered: int) -> None:
 
 @pytest.mark.parametrize(("capacity", "batch"), [(30, 7), (30, 10), (5, 64), (1, 3)])
 def test_afterwards_exactly_capacity_distinct_images_with_their_own_labels_and_tasks(capacity: int, batch: int) -> None:
-    memory, rng = Memory(capacity, SHAPE), np.random.default_rng(1)
+    memory, rng = Memory(capacity, Images(SHAPE)), np.random.default_rng(1)
     for start in range(0, 420, batch):
         offer(memory, np.arange(start, start + batch), rng, task=start // batch // 3)
         ids = held(memory)
@@ -142,7 +143,7 @@ def test_afterwards_exactly_capacity_distinct_images_with_their_own_labels_and_t
 
 def test_a_batch_equals_its_images_one_by_one() -> None:
     """Where two images of a batch fall on one slot, the later one stays: the same numbers give the same content as a plain loop."""
-    memory, rng, oracle = Memory(6, SHAPE), np.random.default_rng(2), list[int]()
+    memory, rng, oracle = Memory(6, Images(SHAPE)), np.random.default_rng(2), list[int]()
     same, offered = np.random.default_rng(2), 0
     for size in (4, 9, 1, 30, 30, 5):
         ids = np.arange(offered, offered + size)
@@ -162,7 +163,7 @@ def test_a_batch_equals_its_images_one_by_one() -> None:
 
 
 def test_the_input_may_be_changed_afterwards() -> None:
-    memory, ids = Memory(8, SHAPE), np.arange(8)
+    memory, ids = Memory(8, Images(SHAPE)), np.arange(8)
     x, labels, notes = picture(ids), label_of(ids), torch.arange(8.0)
     memory.add(np.random.default_rng(0), x, labels, 3, score=notes)
     x.zero_()
@@ -176,7 +177,7 @@ def test_the_input_may_be_changed_afterwards() -> None:
 
 def test_notes_follow_their_image() -> None:
     """Through hundreds of overwritten slots, each image keeps the notes it came with."""
-    memory, rng = Memory(25, SHAPE), np.random.default_rng(3)
+    memory, rng = Memory(25, Images(SHAPE)), np.random.default_rng(3)
     for start in range(0, 400, 8):
         ids = np.arange(start, start + 8)
         vector = torch.from_numpy(np.stack([ids, ids**2], axis=1)).float()
@@ -187,7 +188,7 @@ def test_notes_follow_their_image() -> None:
 
 
 def test_an_image_without_notes_does_not_inherit_those_of_the_one_it_replaces() -> None:
-    memory, rng = Memory(6, SHAPE), np.random.default_rng(3)
+    memory, rng = Memory(6, Images(SHAPE)), np.random.default_rng(3)
     offer(memory, np.arange(6), rng, score=torch.full((6,), 7.0))
     replaced = np.concatenate([offer(memory, np.arange(start, start + 6), rng) for start in range(6, 60, 6)])
     assert 0 < len(set(replaced.tolist())) <= 6
@@ -196,7 +197,7 @@ def test_an_image_without_notes_does_not_inherit_those_of_the_one_it_replaces() 
 
 
 def test_content_does_not_depend_on_what_was_drawn() -> None:
-    quiet, busy = Memory(10, SHAPE), Memory(10, SHAPE)
+    quiet, busy = Memory(10, Images(SHAPE)), Memory(10, Images(SHAPE))
     a, b, other = np.random.default_rng(4), np.random.default_rng(4), np.random.default_rng(9)
     for start in range(0, 200, 5):
         ids = np.arange(start, start + 5)
@@ -220,7 +221,7 @@ def test_without_slots_nothing_is_kept_and_nothing_drawn() -> None:
 
 def test_a_negative_capacity_is_refused() -> None:
     with pytest.raises(UserError, match="-1"):
-        Memory(-1, SHAPE)
+        Memory(-1, Images(SHAPE))
 
 
 # Draws.
@@ -312,7 +313,7 @@ def check_bookkeeping(memory: Memory) -> None:
 def test_bookkeeping_after_many_random_adds(seed: int) -> None:
     """Random sizes, labels and tasks, reservoir adds and slots chosen by the caller, checked by brute force all along."""
     choice = np.random.default_rng(seed)
-    memory, rng = Memory(int(choice.integers(1, 40)), SHAPE), np.random.default_rng(100 + seed)
+    memory, rng = Memory(int(choice.integers(1, 40)), Images(SHAPE)), np.random.default_rng(100 + seed)
     for _ in range(60):
         n, task = int(choice.integers(0, 12)), int(choice.integers(-1, 5))
         x, labels = picture(choice.integers(0, 1000, n)), choice.integers(0, 5, n)
@@ -348,11 +349,11 @@ def test_buckets_move_slots_between_keys() -> None:
 @pytest.mark.parametrize("offered", [0, 13, 40, 300], ids=["empty", "half full", "full", "overwritten"])
 def test_a_restored_memory_goes_on_the_same(offered: int) -> None:
     """Content, counters and notes come back, and all later draws and additions are those of the memory that was saved."""
-    memory, rng = Memory(40, SHAPE), np.random.default_rng(10)
+    memory, rng = Memory(40, Images(SHAPE)), np.random.default_rng(10)
     for start in range(0, offered, 10):
         ids = np.arange(start, min(start + 10, offered))
         offer(memory, ids, rng, task=start // 50, score=torch.from_numpy(ids).float())
-    restored = Memory(40, SHAPE)
+    restored = Memory(40, Images(SHAPE))
     restored.load_state_dict(copy.deepcopy(memory.state_dict()))
     a, b = np.random.default_rng(11), np.random.default_rng(11)
     for start in range(offered, offered + 100, 10):
@@ -372,7 +373,7 @@ def test_a_restored_memory_goes_on_the_same(offered: int) -> None:
 
 
 def test_a_saved_memory_is_not_shared_with_the_restored_one() -> None:
-    memory, restored = filled(10, 50), Memory(10, SHAPE)
+    memory, restored = filled(10, 50), Memory(10, Images(SHAPE))
     restored.load_state_dict(memory.state_dict())
     before = held(memory).copy()
     offer(restored, np.arange(500, 600), np.random.default_rng(0))
@@ -394,14 +395,14 @@ def test_a_used_memory_can_be_taken_back_to_an_earlier_state() -> None:
 
 def test_a_saved_memory_that_does_not_fit_is_refused() -> None:
     with pytest.raises(UserError, match="40 images"):
-        Memory(10, SHAPE).load_state_dict(filled(40, 40).state_dict())
+        Memory(10, Images(SHAPE)).load_state_dict(filled(40, 40).state_dict())
 
 
 # Several stores.
 
 
 def test_a_second_store_takes_its_slots_from_the_budget() -> None:
-    memories = Memories(50, SHAPE)
+    memories = Memories(50, Images(SHAPE))
     aside = memories.reserve("heldout", 5)
     assert (memories.replay.capacity, aside.capacity, memories["heldout"]) == (45, 5, aside)
     with pytest.raises(UserError, match="46 slots"):
@@ -409,7 +410,7 @@ def test_a_second_store_takes_its_slots_from_the_budget() -> None:
 
 
 def test_all_stores_are_saved() -> None:
-    memories, restored = Memories(50, SHAPE), Memories(50, SHAPE)
+    memories, restored = Memories(50, Images(SHAPE)), Memories(50, Images(SHAPE))
     for each in (memories, restored):
         each.reserve("heldout", 5)
     offer(memories.replay, np.arange(60), np.random.default_rng(0))

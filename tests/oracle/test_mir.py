@@ -41,7 +41,7 @@ def slow_scores(engine: Engine, x: Tensor, y: np.ndarray, slots: np.ndarray, rat
             if other.grad is not None:
                 mine -= rate * other.grad
     memory = engine.memories.replay
-    candidates = engine.net.pixels.normalise(memory.images[torch.from_numpy(slots)])
+    candidates = engine.net.inputs.normalise(memory.images[torch.from_numpy(slots)])
     losses = []
     for net in (copy.deepcopy(engine.net), then):
         net.train(mode != "eval")
@@ -56,7 +56,7 @@ def test_scores(taps: int, mode: str) -> None:
     engine, stream = prepared(SMALL.format(f", virtual_lr=0.3, score_bn='{mode}'"), taps=taps)
     new = incoming(engine, stream)
     slots = np.array([7, 2, 11, 0, 5, 9])
-    expected = slow_scores(engine, engine.net.pixels.normalise(new.x), new.labels, slots, 0.3, mode)
+    expected = slow_scores(engine, engine.net.inputs.normalise(new.x), new.labels, slots, 0.3, mode)
     found = scores_of(engine, new, slots)
     np.testing.assert_allclose(found.tolist(), expected, rtol=1e-3, atol=1e-5)
 
@@ -67,7 +67,7 @@ def test_the_look_ahead_uses_the_step_s_own_images_and_the_optimizer_s_rate() ->
     new = incoming(engine, stream)
     slots = np.sort(engine.memories.replay.draw(9, engine.rng("plan")))
     views = batch.x[batch.rows("new")]
-    assert not torch.equal(views, engine.net.pixels.normalise(new.x)), "the run augments"
+    assert not torch.equal(views, engine.net.inputs.normalise(new.x)), "the run augments"
     scores = slow_scores(engine, views, new.labels, slots, 0.2, "frozen")
     best = slots[np.argsort(scores)[-4:]]
     assert set(engine.plan(new)["replay"].slots) == set(best)
@@ -129,7 +129,7 @@ def test_a_small_step_scores_by_the_alignment_of_gradients() -> None:
     engine, stream = prepared(SMALL.format(f", virtual_lr={rate}"), net=PLAIN_NET)
     engine.net.double()
     new = incoming(engine, stream)
-    x = engine.net.pixels.normalise(new.x).double()
+    x = engine.net.inputs.normalise(new.x).double()
     memory = engine.memories.replay
 
     def gradient(images: Tensor, labels: Tensor) -> Tensor:
@@ -139,10 +139,10 @@ def test_a_small_step_scores_by_the_alignment_of_gradients() -> None:
 
     g = gradient(x, torch.from_numpy(new.labels))
     slots = np.arange(9)
-    candidates = engine.net.pixels.normalise(memory.images[:9]).double()
+    candidates = engine.net.inputs.normalise(memory.images[:9]).double()
     expected = [-rate * float(g @ gradient(candidates[i : i + 1], torch.tensor([int(memory.labels[i])]))) for i in range(9)]
-    normalise = engine.net.pixels.normalise
-    engine.net.pixels.normalise = lambda images: normalise(images).double()
+    normalise = engine.net.inputs.normalise
+    engine.net.inputs.normalise = lambda images: normalise(images).double()
     found = scores_of(engine, new, slots)
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-2, atol=1e-9)
 

@@ -23,7 +23,7 @@ def of_views(engine: Engine, images: torch.Tensor) -> tuple[torch.Tensor, torch.
     net = engine.net.eval()
     order = torch.arange(TOY_SHAPE[-1] - 1, -1, -1)
     with torch.no_grad():
-        one, other = (net(net.pixels.normalise(x)) for x in (images, images[..., order]))
+        one, other = (net(net.inputs.normalise(x)) for x in (images, images[..., order]))
     return (one.features + other.features) / 2, (one.logits + other.logits) / 2
 
 
@@ -32,7 +32,7 @@ def test_outputs_are_the_mean_over_the_image_and_its_mirror_image() -> None:
     _, logits = of_views(engine, images)
     [(_, out)] = engine.ready_to_predict().sweep(images)
     torch.testing.assert_close(out.logits, logits)
-    assert not torch.allclose(out.logits, engine.net(engine.net.pixels.normalise(images)).logits, atol=1e-3)
+    assert not torch.allclose(out.logits, engine.net(engine.net.inputs.normalise(images)).logits, atol=1e-3)
 
 
 def test_class_means_are_of_mirrored_images_too() -> None:

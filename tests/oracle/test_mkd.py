@@ -86,7 +86,7 @@ def test_a_harder_view_is_randaugment_of_what_the_net_sees() -> None:
         feed(engine, stream, until=5)
     batch, _ = next_batch(harder, stream)
     view = RandAugment(2, 9)
-    x = view(batch.x, batch.rng("the teacher's view").random((len(batch), 8)), harder.net.pixels)
+    x = view(batch.x, batch.rng("the teacher's view").random((len(batch), 8)), harder.net.inputs)
     assert not torch.allclose(x, batch.x)
     with torch.no_grad():
         torch.testing.assert_close(batch.targets["mkd"], harder.method.teacher(x).logits)

@@ -16,14 +16,18 @@ from gracecl.core import MEMORY_SOURCE, Batch, Block, Plan, Planning, Progress, 
 from gracecl.data import Data, from_arrays
 from gracecl.engine.engine import Engine, StepResult
 from gracecl.errors import UserError
-from gracecl.functional.augment import AUGMENTATIONS, Pixels, apply, draws
+from gracecl.functional.augment import AUGMENTATIONS, apply, draws
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.base import Method
 from gracecl.methods.mose import MOSE
 
 SHAPE = (3, 2, 2)
-PIXELS = Pixels((0.0,) * 3, (1 / 255,) * 3)
-"""leaves bytes as they are, so that an image's number can be read back from a step's pixels"""
+
+
+def unscaled(shape: tuple[int, int, int]) -> Images:
+    """Leaves bytes as they are, so that an image's number can be read back from a step's pixels."""
+    return Images(shape, (0.0,) * 3, (1 / 255,) * 3)
 
 
 class Spy(MOSE):
@@ -50,8 +54,8 @@ def make_engine(
     method: Method, memory: int, classes: int, shape: tuple[int, int, int] = SHAPE, net: str = "mlp(width=6, depth=4)"
 ) -> Engine:
     with rng.torch_seed(0, "net"):
-        tapped = nets.build(net, shape, classes, PIXELS)
-    return Engine(method, tapped, Memories(memory, shape))
+        tapped = nets.build(net, unscaled(shape), classes)
+    return Engine(method, tapped, Memories(memory, Images(shape)))
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +150,7 @@ def test_sources_name_stream_images_and_slots(spied: tuple) -> None:
 @pytest.fixture(scope="module")
 def large_memory() -> Memories:
     """100 images of each of tasks 0, 1, 2, of classes 0, 1, 2."""
-    memories = Memories(300, (1, 1, 1))
+    memories = Memories(300, Images((1, 1, 1)))
     for task in range(3):
         x = torch.zeros(100, 1, 1, 1, dtype=torch.uint8)
         memories.replay.add(np.random.default_rng(0), x, np.full(100, task), task)
@@ -192,11 +196,11 @@ def test_block_sizes_in_other_situations(large_memory: Memories) -> None:
 
 
 def test_all_qualifying_images_where_fewer_are_stored() -> None:
-    memories = Memories(30, (1, 1, 1))
+    memories = Memories(30, Images((1, 1, 1)))
     for task, n in enumerate((5, 0, 3)):
         memories.replay.add(np.random.default_rng(0), torch.zeros(n, 1, 1, 1, dtype=torch.uint8), np.full(n, task), task)
     assert planned(memories, 10, 30) == {"new": (10, 3), "balanced": (10, 5)}
-    assert planned(Memories(30, (1, 1, 1)), 10, 30) == {}
+    assert planned(Memories(30, Images((1, 1, 1))), 10, 30) == {}
 
 
 # The four views.
@@ -215,7 +219,7 @@ def test_views_are_raw_mirror_tau_and_tau_of_the_mirror(spied: tuple) -> None:
             sources = batch.sources[block.view(0)]
             for view, base, got in ((2, raw, second), (3, mirror, second_mirror)):
                 stem = rng.key(0, "augment", batch.progress.step, 0, place, view)
-                expected = apply(tau, base, rng.uniform(stem, sources, draws(tau)), PIXELS)
+                expected = apply(tau, base, rng.uniform(stem, sources, draws(tau)), unscaled(SHAPE))
                 torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
             assert not torch.equal(second, raw)
             assert not torch.equal(second.flip(-1), second_mirror)
@@ -227,9 +231,9 @@ def test_views_are_raw_mirror_tau_and_tau_of_the_mirror(spied: tuple) -> None:
 def layered(layers: int = 4, n: int = 3, k: int = 2, classes: int = 6, task: int = 1, seed: int = 0) -> tuple[MOSE, Taps, Batch]:
     """A small step with random features and logits: labels of N among the current classes 3, 4, 5; double precision."""
     choice = torch.Generator().manual_seed(seed)
-    net = nets.build("mlp(width=8, depth=4)", SHAPE, classes, PIXELS, taps=layers).double()
+    net = nets.build("mlp(width=8, depth=4)", unscaled(SHAPE), classes, taps=layers).double()
     method = MOSE()
-    method.attach(net, Memories(0, SHAPE))
+    method.attach(net, Memories(0, Images(SHAPE)))
     method.adapt.double()
     labels_n, labels_k = np.tile([3, 4, 5][:n], 4), np.tile([5, 1, 0][:k], 4)
     blocks = {"new": Block(0, n, 4, n, (0, 1))}
@@ -292,7 +296,7 @@ def test_distillation_is_zero_for_the_student_and_a_norm_for_the_others(student:
     """‖ n(A f_student) - n(f_i) ‖ over all images and features, and nothing for the student itself."""
     method, out, _ = layered()
     method.student = student
-    method.attach(method.net, Memories(0, SHAPE))
+    method.attach(method.net, Memories(0, Images(SHAPE)))
     method.adapt.double()
     got = method.reverse_self_distillation(out.features)
     adapted = out.features[student] @ method.adapt.weight.T + method.adapt.bias

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from gracecl import nets, rng
 from gracecl.engine.recipe import taps_for
 from gracecl.errors import UserError
-from gracecl.functional.augment import Pixels
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.er import ER
 from gracecl.methods.grace import Grace
@@ -25,7 +25,7 @@ from gracecl.nets.tapped import StackedLinear, TappedNet
 
 def build(expression: str, shape: tuple[int, int, int] = (3, 8, 8), classes: int = 5, taps: int | None = None) -> TappedNet:
     with rng.torch_seed(0, "net"):
-        return nets.build(expression, shape, classes, Pixels((0.5,) * shape[0], (0.25,) * shape[0]), taps)
+        return nets.build(expression, Images(shape), classes, taps)
 
 
 def count(module: nn.Module) -> int:
@@ -36,7 +36,7 @@ def count(module: nn.Module) -> int:
 def paper_net() -> TappedNet:
     """The paper's net: width 64, four taps, MOSE's adaptation layer attached."""
     net = build("resnet18(width=64)", (3, 32, 32), 100)
-    MOSE().attach(net, Memories(0, (3, 32, 32)))
+    MOSE().attach(net, Memories(0, Images((3, 32, 32))))
     return net
 
 
@@ -62,7 +62,7 @@ def test_parameters_by_part(paper_net: TappedNet) -> None:
 
 def test_parameters_at_200_classes_and_of_the_plain_net(plain_net: TappedNet) -> None:
     tapped = build("resnet18(width=64)", (3, 64, 64), 200)
-    MOSE().attach(tapped, Memories(0, (3, 64, 64)))
+    MOSE().attach(tapped, Memories(0, Images((3, 64, 64))))
     assert count(tapped) == 13_013_856
     assert count(plain_net) == 11_285_796
     assert count(build("resnet18", (3, 64, 64), 200, taps=1)) == 11_337_096
@@ -70,8 +70,8 @@ def test_parameters_at_200_classes_and_of_the_plain_net(plain_net: TappedNet) ->
 
 def test_grace_adds_no_parameters() -> None:
     a, b = build("resnet18(width=4)"), build("resnet18(width=4)")
-    MOSE().chain.attach(a, Memories(0, (3, 8, 8)))
-    Grace().chain.attach(b, Memories(0, (3, 8, 8)))
+    MOSE().chain.attach(a, Memories(0, Images((3, 8, 8))))
+    Grace().chain.attach(b, Memories(0, Images((3, 8, 8))))
     assert count(a) == count(b)
 
 
@@ -302,7 +302,7 @@ def test_a_sweep_is_the_net_in_eval_mode_and_leaves_no_trace() -> None:
     assert [(rows.start, rows.stop) for rows, _ in parts] == [(0, 2), (2, 3)]
     net.eval()
     with torch.no_grad():
-        at_once = net(net.pixels.normalise(images)).features
+        at_once = net(net.inputs.normalise(images)).features
     torch.testing.assert_close(torch.cat([features for _, features in parts], dim=1), at_once, rtol=1e-4, atol=1e-5)
     assert not any(features.requires_grad for _, features in parts)
 
@@ -314,7 +314,7 @@ def test_class_means_are_the_loop() -> None:
     labels = np.array([0, 0, 0, 2, 2, 5, 5, 5, 5])
     means = class_means(net, images, labels, seen=(5, 0, 2, 3))
     with torch.no_grad():
-        features = net(net.pixels.normalise(images)).features
+        features = net(net.inputs.normalise(images)).features
     for layer in range(4):
         for label in (0, 2, 5):
             unit = [features[layer, i] / features[layer, i].norm() for i in np.flatnonzero(labels == label)]

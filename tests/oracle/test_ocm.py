@@ -18,10 +18,11 @@ from gracecl.errors import UserError
 from gracecl.functional import augment
 from gracecl.functional.augment import ROTATIONS
 from gracecl.functional.losses import info_nce, info_nce_of_pairs, info_nce_terms
+from gracecl.inputs import Images
 from gracecl.methods.ocm import OCM
 from gracecl.nets import TappedNet
 from gracecl.nets.tapped import BatchNorm
-from gracecl.testing import feed, next_batch, resumes_exactly, toy_data
+from gracecl.testing import TOY_INPUTS, feed, next_batch, resumes_exactly, toy_data
 
 SMALL = "ocm(n_recall=3, scale=0.5)"
 FIRST, LATER = 4, 12
@@ -100,7 +101,7 @@ def test_every_view_is_turned_and_augmented_by_a_draw_of_its_own() -> None:
         raw = batch.x[block.view(0)]
         nothing = np.empty((len(raw), 0))
         for number, view in enumerate(ROTATIONS):
-            assert torch.equal(batch.x[block.view(number)], augment.apply(view, raw, nothing, None))
+            assert torch.equal(batch.x[block.view(number)], augment.apply(view, raw, nothing, TOY_INPUTS))
             assert not torch.equal(batch.x[block.view(16 + number)], batch.x[block.view(number)])
         # Turned back, two augmented views of an image still differ, as each has its own window.
         back = torch.rot90(batch.x[block.view(16 + 8)], 2, (-2, -1))
@@ -125,7 +126,7 @@ def test_images_are_turned_before_they_are_augmented() -> None:
         for number in range(16):
             stem = rng.key(0, "augment", batch.progress.step, 0, place, 16 + number)
             draws = rng.uniform(stem, batch.sources[block.view(0)], augment.draws(view))
-            expected = augment.apply(view, batch.x[block.view(number)], draws, engine.net.pixels)
+            expected = augment.apply(view, batch.x[block.view(number)], draws, engine.net.inputs)
             torch.testing.assert_close(batch.x[block.view(16 + number)], expected, rtol=0, atol=1e-5)
 
 
@@ -223,7 +224,7 @@ def test_the_teacher_sees_the_turned_images_and_another_view_of_them(monkeypatch
     assert not torch.allclose(another, student, atol=1e-3)
     view = augment.augmentation("tau")
     draws = batch.rng("the teacher's view").random((3, augment.draws(view)))
-    assert torch.equal(another, augment.apply(view, batch.x[block.view(0)], draws, engine.net.pixels))
+    assert torch.equal(another, augment.apply(view, batch.x[block.view(0)], draws, engine.net.inputs))
     engine = run(SMALL, LATER, augment="none")
     shown = spy_on_teacher(engine, monkeypatch)
     batch, _ = next_batch(engine, stream())
@@ -391,7 +392,7 @@ def test_half_precision_keeps_the_contrast() -> None:
     tables = []
     for precision in ("fp32", "bf16"):
         recipe = Recipe(method=SMALL, net="mlp(width=12, depth=4)", memory=12, device="cpu", precision=precision)
-        engine = recipe.build((1, 8, 8), 6, (0.5,), (0.25,))
+        engine = recipe.build(Images((1, 8, 8)), 6)
         tables.append(feed(engine, stream(), 1)[0].table)
     for row in ("ce/new", "sc/new"):
         assert tables[1][row].dtype == torch.float32
@@ -412,7 +413,7 @@ def test_grace_weighs_the_cross_entropy_of_each_layer() -> None:
 def test_images_that_are_not_square_are_refused() -> None:
     recipe = Recipe(method="ocm()", net="mlp(width=12)", memory=5, device="cpu")
     with pytest.raises(UserError, match="square, not 8 × 6"):
-        recipe.build((1, 8, 6), 6, (0.5,), (0.25,))
+        recipe.build(Images((1, 8, 6)), 6)
 
 
 def test_defaults_are_the_programs_for_cifar100() -> None:

@@ -17,7 +17,7 @@ from gracecl.core import NO_TASK, Batch, StreamBatch, Taps
 from gracecl.engine.engine import Engine
 from gracecl.engine.recipe import Recipe
 from gracecl.errors import UserError
-from gracecl.functional.augment import Pixels
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.online_lora import LossWindow, OnlineLoRA, surprise_of_prediction
 from gracecl.nets.trunk import LowRankLinear
@@ -31,7 +31,7 @@ EASY = "mean_below=100.0, variance_below=100.0"
 def build(method: str, taps: int | None = None, memory: int = 12, net: str = VIT, optimizer: str = "adam(lr=0.001)") -> Engine:
     """Without augmentation, so that a slow program sees the same images."""
     recipe = Recipe(method=method, net=net, memory=memory, taps=taps, augment="none", optimizer=optimizer, device="cpu")
-    return recipe.build(TOY_SHAPE, 6, (0.5,), (0.25,))
+    return recipe.build(Images(TOY_SHAPE), 6)
 
 
 def factors(net: nn.Module) -> dict[str, Tensor]:
@@ -65,7 +65,7 @@ class SlowProgram:
 
     def loss(self, x: Tensor, y: Tensor) -> tuple[Tensor, float]:
         """Summed over the taps, to be trained on; and the mean over them, to be looked at."""
-        of_taps = [F.cross_entropy(tap, y) for tap in self.net(self.net.pixels.normalise(x)).logits]
+        of_taps = [F.cross_entropy(tap, y) for tap in self.net(self.net.inputs.normalise(x)).logits]
         return sum(of_taps), statistics.fmean(value.item() for value in of_taps)
 
     def step(self, x: Tensor, y: Tensor) -> None:
@@ -99,7 +99,7 @@ class SlowProgram:
         found = {name: torch.zeros_like(value) for name, value in own.items()}
         for x, _ in self.hard:
             for image in x:
-                logits = self.net(self.net.pixels.normalise(image[None])).logits[:, 0]
+                logits = self.net(self.net.inputs.normalise(image[None])).logits[:, 0]
                 score = sum(F.cross_entropy(tap[None], tap.argmax()[None]) for tap in logits)
                 gradients = torch.autograd.grad(score, list(own.values()), allow_unused=True)
                 for name, gradient in zip(own, gradients, strict=True):
@@ -473,9 +473,9 @@ def test_separate_queries_and_values() -> None:
 
     torch.manual_seed(0)
     backbone = nets.ModuleBackbone(Model(), ["layers.0", "layers.1"], 2, False, (1, *TOY_SHAPE))
-    net = nets.TappedNet(backbone, 6, Pixels((0.5,), (0.25,)))
+    net = nets.TappedNet(backbone, 6, Images(TOY_SHAPE))
     method = OnlineLoRA(n_hard=2, window=3, mean_below=100.0, variance_below=100.0)
-    engine = Engine(method, net, Memories(12, TOY_SHAPE), augmentation="none")
+    engine = Engine(method, net, Memories(12, Images(TOY_SHAPE)), augmentation="none")
     before = copies(net)
     feed(engine, toy_stream(), until=4)
     assert method.consolidated == 1

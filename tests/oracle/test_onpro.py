@@ -17,6 +17,7 @@ from gracecl.core import NO_TASK, Batch, Progress, Selection, StreamBatch, Taps
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.functional import augment
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.ocm import OCM
 from gracecl.methods.onpro import Mixes, OnPro, mixed_labels, one_of_each, pair_counts, pair_probabilities
@@ -157,7 +158,7 @@ def test_mixed_images_lie_between_their_parents_in_every_view() -> None:
     new = engine.meet(piece)
     plan = engine.plan(new)
     batch = engine.assemble(plan, new, 0)
-    memory, pixels, mixed = engine.memories.replay, engine.net.pixels, plan["replay"]
+    memory, pixels, mixed = engine.memories.replay, engine.net.inputs, plan["replay"]
     assert all(view[0] is mixed.views[0][0] for view in mixed.views)
     blend = mixed.views[0][0]
     first, second = pixels.normalise(memory[mixed.slots]), pixels.normalise(blend.others)
@@ -189,7 +190,7 @@ def test_mixed_images_are_augmented_after_they_are_mixed() -> None:
     stem = rng.key(0, "augment", batch.progress.step, 0, place, number)
     draws = rng.uniform(stem, batch.sources[block.view(0)], augment.draws(view))
     assert block.found["share"].any()
-    expected = augment.apply(view, batch.x[block.view(0)], draws, engine.net.pixels)
+    expected = augment.apply(view, batch.x[block.view(0)], draws, engine.net.inputs)
     torch.testing.assert_close(batch.x[block.view(16)], expected, rtol=0, atol=1e-5)
 
 
@@ -288,7 +289,7 @@ def test_counts_are_rounded_and_made_up_by_single_steps() -> None:
 
 
 def filled(labels: list[int]) -> Memories:
-    memories = Memories(len(labels), (1, 8, 8))
+    memories = Memories(len(labels), Images((1, 8, 8)))
     rows = np.arange(len(labels))
     images = torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
     memories.replay.put(rows, images, rows, np.array(labels), 0, {})

@@ -141,7 +141,7 @@ def test_a_step_is_two_views_of_memory_and_of_the_stream() -> None:
     assert list(batch.blocks) == ["replay", "new"]
     piece = longer().batch(9)
     new = batch.blocks["new"]
-    raw = engine.net.pixels.normalise(piece.x)
+    raw = engine.net.inputs.normalise(piece.x)
     assert torch.equal(batch.x[new.view(0)], raw)
     assert not torch.equal(batch.x[new.view(1)], raw)
     assert np.array_equal(batch.labels[new.rows], np.tile(piece.labels, 2))

@@ -9,10 +9,10 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from gracecl.functional.augment import Pixels
 from gracecl.functional.rand_augment import OPERATIONS, RandAugment
+from gracecl.inputs import Images
 
-PIXELS = Pixels((0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
+PIXELS = Images((3, 1, 1), (0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
 NAMES = [operation.__name__ for operation, *_ in OPERATIONS]
 IMAGES = np.random.default_rng(0).integers(0, 256, (4, 17, 17, 3)).astype(np.uint8)
 IMAGES[0] = np.linspace(30, 200, 17, dtype=np.uint8)[None, :, None]
@@ -126,7 +126,7 @@ def test_operations_are_drawn_uniformly() -> None:
 
 
 def test_no_operation_is_the_image_itself_and_one_channel_is_enough() -> None:
-    grey = Pixels((0.5,), (0.25,))
+    grey = Images((1, 1, 1), (0.5,), (0.25,))
     x = grey.normalise(torch.randint(0, 256, (40, 1, 8, 8), dtype=torch.uint8))
     torch.testing.assert_close(RandAugment(0)(x, np.empty((40, 0)), grey), x)
     out = RandAugment(2)(x, np.random.default_rng(3).random((40, 8)), grey)

@@ -49,7 +49,7 @@ def named(engine: Engine, vector: Tensor) -> dict[str, Tensor]:
 
 def images_of(engine: Engine, count: int = 7) -> tuple[Tensor, Tensor]:
     x = torch.randint(0, 256, (count, *TOY_SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
-    return engine.net.pixels.normalise(x), torch.arange(count) % 6
+    return engine.net.inputs.normalise(x), torch.arange(count) % 6
 
 
 # The penalty itself.
@@ -365,7 +365,7 @@ def test_path_integral_is_the_drop_of_the_loss() -> None:
     x = data.train_x[torch.from_numpy(rows)]
     engine.augmentation = ()
     losses = [engine.learn(StreamBatch(x, data.train_y[rows], task=0)).table["ce/all"].item() for _ in range(60)]
-    last = cross_entropy(engine.net(engine.net.pixels.normalise(x)).logits, torch.from_numpy(data.train_y[rows])).item()
+    last = cross_entropy(engine.net(engine.net.inputs.normalise(x)).logits, torch.from_numpy(data.train_y[rows])).item()
     assert losses[0] - last > 0.1
     assert right(engine).path.sum().item() == pytest.approx(losses[0] - last, rel=0.05)
 

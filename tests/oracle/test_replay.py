@@ -38,8 +38,8 @@ def test_the_nearest_class_mean_of_the_memory_predicts_where_asked_to(name: str)
     result = evaluate(engine, data.test_x, data.test_y, np.zeros(len(data.test_y), np.int64))
     net.eval()
     with torch.no_grad():
-        kept = net(net.pixels.normalise(memory.images[: len(memory)])).features[-1]
-        asked = net(net.pixels.normalise(data.test_x)).features[-1]
+        kept = net(net.inputs.normalise(memory.images[: len(memory)])).features[-1]
+        asked = net(net.inputs.normalise(data.test_x)).features[-1]
     net.train()
     means = {}
     for label in set(memory.labels[: len(memory)].tolist()):

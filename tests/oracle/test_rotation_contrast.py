@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from gracecl.core import Plan, Selection
 from gracecl.functional import augment
-from gracecl.functional.augment import ROTATIONS, Blend, Mirror, Pixels
+from gracecl.functional.augment import ROTATIONS, Blend, Mirror
 from gracecl.functional.losses import (
     cross_entropy,
     info_nce,
@@ -24,9 +24,10 @@ from gracecl.functional.losses import (
     prototype_contrast,
     split_similarity,
 )
+from gracecl.inputs import Images
 from gracecl.testing import toy_engine, toy_stream
 
-PIXELS = Pixels((0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
+PIXELS = Images((3, 1, 1), (0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
 LAYERS = 3
 
 

@@ -98,7 +98,7 @@ def test_gradients_of_groups(net: str, scope: str, size: int) -> None:
 def test_features_are_those_of_the_deepest_layer_in_evaluation_mode() -> None:
     engine, stream = prepared("er()", taps=3)
     raw = stream.data.train_x[:5]
-    expected = copy.deepcopy(engine.net).eval()(engine.net.pixels.normalise(raw)).features[-1]
+    expected = copy.deepcopy(engine.net).eval()(engine.net.inputs.normalise(raw)).features[-1]
     torch.testing.assert_close(features_of(engine.net, raw), expected)
     assert features_of(engine.net, raw[:0]).shape == (0, 12)
 

@@ -16,6 +16,7 @@ from gracecl.core import Batch, Block, Planning, Progress, Taps
 from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import evaluate, seen_scores
 from gracecl.errors import UserError
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods import scr
 from gracecl.methods.scr import SCR
@@ -110,7 +111,7 @@ def test_a_step_is_raw_and_augmented_in_a_forward_each() -> None:
     raw, augmented = batch.blocks["raw"], batch.blocks["augmented"]
     piece = longer().batch(9)
     assert np.array_equal(batch.sources[raw.rows], batch.sources[augmented.rows])
-    assert torch.equal(batch.x[raw.rows][:10], engine.net.pixels.normalise(piece.x))
+    assert torch.equal(batch.x[raw.rows][:10], engine.net.inputs.normalise(piece.x))
     assert not torch.equal(batch.x[augmented.rows], batch.x[raw.rows])
     halves = torch.cat([engine.net(batch.x[block.rows]).features for block in (raw, augmented)], dim=1)
     torch.testing.assert_close(out.features, halves)
@@ -298,7 +299,7 @@ def test_copies_in_memory_change_nothing_and_a_single_image_is_its_own_mean() ->
     method, net, seen = engine.method, engine.net, (0, 1, 2)
 
     def memory_of(rows: list[int]) -> Memories:
-        memories = Memories(len(rows), (1, 8, 8))
+        memories = Memories(len(rows), Images((1, 8, 8)))
         memories.replay.add(rng.generator("fill"), data.train_x[rows], data.train_y[rows])
         return memories
 

@@ -64,7 +64,7 @@ def test_the_loss_is_the_mean_over_images_and_heads() -> None:
     net, memory = engine.net, engine.memories.replay
     net.eval()
     with torch.no_grad():
-        logits = net(net.pixels.normalise(memory.images[: len(memory)])).logits.double()
+        logits = net(net.inputs.normalise(memory.images[: len(memory)])).logits.double()
     terms = [
         math.log(sum(math.exp(value) for value in row)) - row[label]
         for layer in logits.tolist()

@@ -15,7 +15,7 @@ from gracecl import nets, rng
 from gracecl.core import Batch, LossTable, StreamBatch, Taps
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
-from gracecl.functional.augment import Pixels
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.base import Addition, Method, Sum, Wrapper
 from gracecl.methods.er import ER
@@ -375,10 +375,10 @@ def test_a_thing_registered_outside_is_found_and_listed() -> None:
 
 
 def engine(method: Method, taps: int = 2) -> Engine:
-    pixels = Pixels((0.5,), (0.25,))
+    inputs = Images((1, 2, 2))
     with rng.torch_seed(0, "net"):
-        net = nets.build("mlp(width=6, depth=2)", (1, 2, 2), 4, pixels, taps)
-    return Engine(method, net, Memories(10, (1, 2, 2)), augmentation="none", optimizer="sgd(lr=0.1)")
+        net = nets.build("mlp(width=6, depth=2)", inputs, 4, taps)
+    return Engine(method, net, Memories(10, Images((1, 2, 2))), augmentation="none", optimizer="sgd(lr=0.1)")
 
 
 def learn(learner: Engine, steps: int = 3) -> list[LossTable]:
@@ -482,9 +482,9 @@ def test_who_wants_all_taps() -> None:
 
 
 def test_constructing_from_a_registry_checks_arguments() -> None:
-    pixels = Pixels((0.5,), (0.25,))
+    inputs = Images((1, 2, 2))
     with pytest.raises(UserError, match="did you mean 'width'"):
-        nets.build("mlp(widht=3)", (1, 2, 2), 4, pixels)
+        nets.build("mlp(widht=3)", inputs, 4)
     with pytest.raises(UserError, match="unknown net 'resnet19'; did you mean 'resnet18'"):
-        nets.build("resnet19", (1, 2, 2), 4, pixels)
+        nets.build("resnet19", inputs, 4)
     assert spec.construct(methods, Call("er", (3,), {})).n_recall == 3

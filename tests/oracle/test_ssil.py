@@ -16,8 +16,8 @@ from gracecl import nets, rng
 from gracecl.core import Batch, Block, Planning, Progress, StreamBatch, Taps
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
-from gracecl.functional.augment import Pixels
 from gracecl.functional.losses import distillation
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.ssil import SSIL
 from gracecl.nets.teacher import frozen_copy
@@ -46,10 +46,12 @@ def stream(epochs: int = 1) -> Stream:
 def after(tasks: list[tuple[int, ...]], **options: object) -> SSIL:
     """The method at the end of these tasks."""
     method = SSIL(**options)
-    method.attach(nets.build("mlp(width=3, depth=3)", SHAPE, CLASSES, Pixels((0.0,), (1.0,)), taps=LAYERS), Memories(0, SHAPE))
+    method.attach(
+        nets.build("mlp(width=3, depth=3)", Images(SHAPE, (0.0,), (1.0,)), CLASSES, taps=LAYERS), Memories(0, Images(SHAPE))
+    )
     for number, current in enumerate(tasks):
         seen = tuple(c for task in tasks[: number + 1] for c in task)
-        method.end_task(Memories(0, SHAPE), Progress(5, number, seen=seen, current=current))
+        method.end_task(Memories(0, Images(SHAPE)), Progress(5, number, seen=seen, current=current))
     return method
 
 

@@ -17,7 +17,7 @@ from gracecl.core import StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
 from gracecl.functional import optim
-from gracecl.functional.augment import Pixels
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.er import ER
 from gracecl.nets.tapped import Backbone, TappedNet
@@ -30,7 +30,7 @@ VIT = "patch=4, dim=12, depth=4, heads=2"
 
 def build(expression: str, shape: tuple[int, int, int] = TOY_SHAPE, taps: int | None = None) -> TappedNet:
     with rng.torch_seed(0, "net"):
-        return nets.build(expression, shape, 6, Pixels((0.5,) * shape[0], (0.25,) * shape[0]), taps)
+        return nets.build(expression, Images(shape), 6, taps)
 
 
 def copies(net: nn.Module) -> dict[str, Tensor]:
@@ -313,7 +313,7 @@ class OwnOptimizer(ER):
 
 def test_a_method_s_own_optimizer_gets_what_learns() -> None:
     net, method = build("resnet18(width=2, freeze=True)"), OwnOptimizer()
-    engine = Engine(method, net, Memories(4, TOY_SHAPE))
+    engine = Engine(method, net, Memories(4, Images(TOY_SHAPE)))
     assert named(net, method.given) == {name for name, _ in net.named_parameters() if not is_trunk(name)}
     engine.learn(StreamBatch(torch.zeros(2, *TOY_SHAPE, dtype=torch.uint8), np.array([0, 1])))
 

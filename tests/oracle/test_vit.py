@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gracecl import nets, rng
 from gracecl.errors import UserError
-from gracecl.functional.augment import Pixels
+from gracecl.inputs import Images
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.vit import ViT, resized_positions, vit
 from gracecl.testing import METHOD_LAWS
@@ -27,7 +27,7 @@ SQUARE = (3, 8, 8)
 
 def build(expression: str, shape: tuple[int, int, int] = SHAPE, taps: int | None = None) -> TappedNet:
     with rng.torch_seed(0, "net"):
-        return nets.build(expression, shape, 5, Pixels((0.5,) * shape[0], (0.25,) * shape[0]), taps)
+        return nets.build(expression, Images(shape), 5, taps)
 
 
 def shaken(backbone: nn.Module, seed: int = 0) -> ViT:

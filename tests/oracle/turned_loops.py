@@ -9,6 +9,7 @@ from torch import Tensor
 from gracecl.core import Batch, Taps
 from gracecl.engine.engine import Engine
 from gracecl.engine.recipe import Recipe
+from gracecl.inputs import Images
 from gracecl.streams import Stream
 from gracecl.streams.split import split
 from gracecl.testing import TOY_SHAPE, feed, toy_data
@@ -80,7 +81,7 @@ def engine_of(
 ) -> Engine:
     """On the toy problem, with any augmentation."""
     recipe = Recipe(method=method, net=net, memory=memory, taps=taps, augment=augment, device="cpu")
-    return recipe.build(TOY_SHAPE, 6, (0.5,), (0.25,))
+    return recipe.build(Images(TOY_SHAPE), 6)
 
 
 def run(method: str, until: int, **options: object) -> Engine:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from gracecl.data.dataset import Data, Images, Labels, channel_statistics
+from gracecl.data.dataset import Data, ImageArray, Labels, channel_statistics
 from gracecl.errors import Misfit, UserError
 
 Channels = Literal["first", "last"]
@@ -40,7 +40,7 @@ def from_arrays(
 ) -> Data:
     """A data set from numpy arrays or torch tensors; all four are needed.
 
-    Images are numpy `[N, H, W, channels]`, tensors `[N, channels, H, W]` (`channels` says "first" or "last" where they lie
+    ImageArray are numpy `[N, H, W, channels]`, tensors `[N, channels, H, W]` (`channels` says "first" or "last" where they lie
     otherwise), or grey `[N, H, W]` of either kind; uint8, or
     floating point in [0, 1], which becomes `round(255 · x)` with halves to even. uint8 memory is shared where its
     layout allows. Labels are whole numbers from 0; every number up to the largest one is a class, with or without
@@ -109,7 +109,7 @@ def _host_array(tensor: Tensor) -> npt.NDArray[Any]:
     return array
 
 
-def _images(given: Any, what: str, channels: Channels | None) -> Images:
+def _images(given: Any, what: str, channels: Channels | None) -> ImageArray:
     """[N, channels, H, W] uint8, writable so that torch can share it."""
     array = as_array(given, what)
     place = channels or ("first" if isinstance(given, Tensor) else "last")
@@ -138,14 +138,14 @@ def _refuse_swapped(what: str, shape: tuple[int, ...], place: str) -> None:
         )
 
 
-def _as_bytes(array: npt.NDArray[Any], what: str) -> Images:
+def _as_bytes(array: npt.NDArray[Any], what: str) -> ImageArray:
     if array.dtype == np.uint8:
         return array
     if not np.issubdtype(array.dtype, np.floating):
         raise UserError(f"{what} is {array.dtype}; images must be uint8, or floating point in [0, 1]")
     if not (array.min() >= 0 and array.max() <= 1):
         raise UserError(f"{what} is {array.dtype} with values outside [0, 1] or NaN; scale it, or convert it to uint8")
-    scaled: Images = np.rint(array * 255).astype(np.uint8)
+    scaled: ImageArray = np.rint(array * 255).astype(np.uint8)
     return scaled
 
 

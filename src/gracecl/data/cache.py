@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gracecl.data.dataset import Images, Labels
+from gracecl.data.dataset import ImageArray, Labels
 from gracecl.data.pixels import Extent, Pixels
 from gracecl.data.progress import Advance, progress
 from gracecl.data.source import Contents
@@ -44,9 +44,9 @@ _compared: set[tuple[Path, int, int, int]] = set()
 class Decoded(NamedTuple):
     """Arrays ready to use."""
 
-    train_x: Images
+    train_x: ImageArray
     train_y: Labels
-    test_x: Images
+    test_x: ImageArray
     test_y: Labels
     class_names: tuple[str, ...]
 
@@ -214,7 +214,7 @@ def _in_memory(contents: Contents, extent: Extent | None, title: str) -> Decoded
     return Decoded(train, contents.train_y, test, contents.test_y, contents.class_names)
 
 
-def _gathered(pixels: Pixels, extent: Extent | None, advance: Advance) -> Images:
+def _gathered(pixels: Pixels, extent: Extent | None, advance: Advance) -> ImageArray:
     images = np.empty((len(pixels), pixels.channels, *(extent or pixels.native)), dtype=np.uint8)
     filled = 0
     for block in pixels.blocks(extent or pixels.native):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gracecl.data.dataset import Images, Labels
+from gracecl.data.dataset import ImageArray, Labels
 from gracecl.data.pickles import read_pickle
 from gracecl.data.pixels import ArrayPixels
 from gracecl.data.source import Contents, Source, differences, missing_files
@@ -50,7 +50,7 @@ class Cifar(Source):
         train_counts, test_counts = ([images // self.classes] * self.classes for images in (50_000, 10_000))
         return differences(self.read(folder), train_counts, test_counts, self.digest)
 
-    def _batch(self, path: Path) -> tuple[Images, Labels]:
+    def _batch(self, path: Path) -> tuple[ImageArray, Labels]:
         content = read_pickle(path)
         rows, labels = content.get("data"), content.get(self.label_key)
         if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != 3072:

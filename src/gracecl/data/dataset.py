@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-Images: TypeAlias = npt.NDArray[np.uint8]
+from gracecl.inputs import Images
+
+ImageArray: TypeAlias = npt.NDArray[np.uint8]
 Labels: TypeAlias = npt.NDArray[np.int64]
 
 CHUNK = 4096
@@ -45,6 +47,11 @@ class Data:
         return len(self.class_names)
 
     @property
+    def inputs(self) -> Images:
+        """What one image looks like, and how a net sees it."""
+        return Images(self.shape, self.mean, self.std)
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         """(channels, height, width) of one image."""
         channels, height, width = self.train_x.shape[1:]
@@ -68,13 +75,13 @@ class Data:
         return digest.hexdigest()
 
 
-def chunks(images: Images) -> Iterator[Images]:
+def chunks(images: ImageArray) -> Iterator[ImageArray]:
     """The images, a few thousand at a time."""
     for start in range(0, len(images), CHUNK):
         yield images[start : start + CHUNK]
 
 
-def channel_statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def channel_statistics(images: ImageArray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel, pixels scaled to [0, 1].
 
     Counted in integers, so the result depends neither on the order of the images nor on the size of the chunks. A

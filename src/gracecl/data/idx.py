@@ -11,7 +11,7 @@ from typing import IO, ClassVar, cast
 
 import numpy as np
 
-from gracecl.data.dataset import Images
+from gracecl.data.dataset import ImageArray
 from gracecl.data.pixels import ArrayPixels
 from gracecl.data.source import Contents, Source, differences
 from gracecl.errors import UserError
@@ -61,7 +61,7 @@ class IdxSource(Source):
         return found
 
 
-def read_idx(path: Path) -> Images:
+def read_idx(path: Path) -> ImageArray:
     """The array of unsigned bytes in an idx file; one that ends early or runs on is refused."""
     try:
         with cast(IO[bytes], gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:

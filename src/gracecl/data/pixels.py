@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from gracecl.data.dataset import Images
+from gracecl.data.dataset import ImageArray
 from gracecl.errors import UserError
 
 Extent: TypeAlias = tuple[int, int]
@@ -42,7 +42,7 @@ class Pixels(Protocol):
     def native(self) -> Extent:
         """The extent at which no image needs resizing (or only the odd one)."""
 
-    def blocks(self, extent: Extent) -> Iterator[Images]:
+    def blocks(self, extent: Extent) -> Iterator[ImageArray]:
         """uint8 [n, channels, height, width], in order. May be called again."""
 
 
@@ -50,7 +50,7 @@ class Pixels(Protocol):
 class ArrayPixels:
     """Images that are arrays already: [N, channels, height, width]."""
 
-    array: Images
+    array: ImageArray
 
     def __len__(self) -> int:
         return len(self.array)
@@ -63,7 +63,7 @@ class ArrayPixels:
     def native(self) -> Extent:
         return self.array.shape[2], self.array.shape[3]
 
-    def blocks(self, extent: Extent) -> Iterator[Images]:
+    def blocks(self, extent: Extent) -> Iterator[ImageArray]:
         for start in range(0, len(self.array), BLOCK):
             block = self.array[start : start + BLOCK]
             yield block if extent == self.native else np.stack([resized(image, extent) for image in block])
@@ -82,8 +82,8 @@ class FilePixels:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def blocks(self, extent: Extent) -> Iterator[Images]:
-        def decode(path: Path) -> Images:
+    def blocks(self, extent: Extent) -> Iterator[ImageArray]:
+        def decode(path: Path) -> ImageArray:
             return _channels_first(centre(opened(path, self.channels), extent, self.margin))
 
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes and resizes without the GIL
@@ -91,7 +91,7 @@ class FilePixels:
                 yield np.stack(list(pool.map(decode, self.paths[start : start + BLOCK])))
 
 
-def resized(image: Images, extent: Extent) -> Images:
+def resized(image: ImageArray, extent: Extent) -> ImageArray:
     """[channels, height, width] at another extent: bicubic, antialiased, each channel for itself."""
     height, width = extent
     planes = [Image.fromarray(plane).resize((width, height), Image.Resampling.BICUBIC) for plane in image]
@@ -156,6 +156,6 @@ def _refuse_deep(image: Image.Image, path: Path) -> None:
         raise UserError(f"the image {path} has more than 8 bits per channel: convert it to 8 bits first")
 
 
-def _channels_first(image: Image.Image) -> Images:
+def _channels_first(image: Image.Image) -> ImageArray:
     array: Any = np.asarray(image)
     return np.ascontiguousarray(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))

@@ -36,13 +36,13 @@ def assemble(
     for place, (name, chosen) in enumerate(plan.blocks.items()):
         memory = memories[chosen.store]
         origin = np.concatenate([new.sources[chosen.stream], MEMORY_SOURCE + chosen.slots])
-        base = net.pixels.normalise(gather(new.x, chosen.stream, memory[chosen.slots]))
+        base = net.inputs.normalise(gather(new.x, chosen.stream, memory[chosen.slots]))
         views, raw = usual if chosen.views is None else chosen.views, []
         for number, view in enumerate(views):
             if augment.is_raw(view):
                 raw.append(number)
             stem = rng.key(seed, "augment", progress.step, repeat, place, number)
-            pixels.append(augment.apply(view, base, rng.uniform(stem, origin, augment.draws(view)), net.pixels))
+            pixels.append(augment.apply(view, base, rng.uniform(stem, origin, augment.draws(view)), net.inputs))
         labels += [new.labels[chosen.stream], memory.labels[chosen.slots]] * len(views)
         sources += [origin] * len(views)
         blocks[name] = Block(start, len(chosen), len(views), len(chosen.stream), tuple(raw), chosen.found, memory, chosen.stream)

@@ -12,7 +12,7 @@ from torch._functorch import config as functorch
 from gracecl import nets, rng
 from gracecl.engine.engine import Engine
 from gracecl.errors import Misfit, UserError
-from gracecl.functional.augment import Pixels
+from gracecl.inputs import Inputs
 from gracecl.memory import Memories
 from gracecl.methods.base import Method
 from gracecl.nets import TappedNet
@@ -31,12 +31,13 @@ SMALLEST_CROPPED = 16
 class Recipe(LearnerOptions):
     """What makes a learner, besides its data. Equal recipes and data give equal results to the bit."""
 
-    def build(self, shape: tuple[int, int, int], classes: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Engine:
-        """The engine for images of a shape, at its first step."""
+    def build(self, inputs: Inputs, classes: int) -> Engine:
+        """The engine for such inputs, at its first step."""
         method, device = spec.parse_method(self.method), device_of(self.device)
+        inputs = inputs.to(device)
         with rng.torch_seed(self.seed, "net"):
-            net = nets.build(self.net, shape, classes, Pixels(mean, std, device), taps_for(method, self.taps)).to(device)
-        net = net.to(memory_format=memory_format(self.layout, net, device, max(shape[1:])))  # type: ignore[call-overload]
+            net = nets.build(self.net, inputs, classes, taps_for(method, self.taps)).to(device)
+        net = net.to(memory_format=memory_format(self.layout, net, device, max(inputs.shape[1:], default=1)))  # type: ignore[call-overload]
         if self.cuda_graphs:
             if device.type != "cuda":
                 raise UserError(f"--cuda-graphs needs a GPU, and this learner is on the {device.type}; leave it out")
@@ -44,7 +45,7 @@ class Recipe(LearnerOptions):
         elif self.compile:
             functorch.donated_buffer = False  # a graph is gone through twice where a gradient that is not finite is traced
             net.backbone.compile()
-        memories = Memories(self.memory, shape, device)
+        memories = Memories(self.memory, inputs, device)
         return Engine(
             method,
             net,
@@ -56,8 +57,9 @@ class Recipe(LearnerOptions):
         )
 
 
-def name_unfit_augmentation(augment: str, method: Method, shape: tuple[int, int, int]) -> None:
+def name_unfit_augmentation(augment: str, method: Method, inputs: Inputs) -> None:
     """Says that images are too small for the default augmentation, which a method that trains shows them in."""
+    shape = inputs.shape
     if augment == LearnerOptions.augment and min(shape[1:]) < SMALLEST_CROPPED and method.chain.traits.trains != "never":
         warnings.warn(
             f"images of {shape[1]} × {shape[2]} pixels are too small for the crops of the default augmentation '{augment}', which "

@@ -20,30 +20,11 @@ from torch.nn import functional as F
 
 from gracecl.core import Ints
 from gracecl.errors import UserError
+from gracecl.inputs import Images, Inputs
 from gracecl.registry import nearest
 from gracecl.registry.options import OF_THE_DATA
 
 Floats = npt.NDArray[np.float64]
-
-
-class Pixels:
-    """How bytes become the numbers a net sees: scaled to [0, 1], then normalised per channel."""
-
-    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device | None = None) -> None:
-        if not all(map(math.isfinite, (*mean, *std))) or min(std) <= 0:
-            raise UserError(f"mean and std of the pixels must be finite and std above 0, not mean {mean} and std {std}")
-        self.mean = torch.tensor(mean, device=device).view(1, -1, 1, 1)
-        self.std = torch.tensor(std, device=device).view(1, -1, 1, 1)
-        self._scale = 1 / (255 * self.std)
-        self._shift = -self.mean / self.std
-        self.black = self._shift
-
-    def normalise(self, images: Tensor) -> Tensor:
-        return torch.addcmul(self._shift, images.float(), self._scale)
-
-    def restore(self, x: Tensor) -> Tensor:
-        """Back to [0, 1], for operations that are defined on colours."""
-        return x * self.std + self.mean
 
 
 NORMALISATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -55,24 +36,25 @@ NORMALISATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 `imagenet` that of most convolutional nets, `none` leaves pixels in [0, 1]"""
 
 
-def normalisation(name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std of each channel: those of the data, which are given, or others by name."""
+def normalisation(name: str, inputs: Images) -> Images:
+    """The images with the mean and std of their data, as they are, or with others by name."""
     if name == OF_THE_DATA:
-        return mean, std
+        return inputs
     if name not in NORMALISATIONS:
         known = (OF_THE_DATA, *NORMALISATIONS)
         raise UserError(f"unknown normalisation '{name}'{nearest(name, known)} (known: {', '.join(known)})")
-    wanted = [value * len(mean) if len(value) == 1 else value for value in NORMALISATIONS[name]]
-    if len(wanted[0]) != len(mean):
-        raise UserError(f"--normalise {name} is for images of {len(wanted[0])} channels, not {len(mean)}; use data, half or none")
-    return wanted[0], wanted[1]
+    channels = inputs.shape[0]
+    mean, std = (value * channels if len(value) == 1 else value for value in NORMALISATIONS[name])
+    if len(mean) != channels:
+        raise UserError(f"--normalise {name} is for images of {len(mean)} channels, not {channels}; use data, half or none")
+    return Images(inputs.shape, mean, std)
 
 
 class Operation(Protocol):
     @property
     def draws(self) -> int: ...
 
-    def __call__(self, x: Tensor, u: Floats, pixels: Pixels) -> Tensor: ...
+    def __call__(self, x: Tensor, u: Floats, inputs: Images) -> Tensor: ...
 
 
 View = tuple[Operation, ...]
@@ -88,11 +70,11 @@ def is_raw(view: View) -> bool:
     return all(isinstance(operation, Mirror) for operation in view)
 
 
-def apply(view: View, x: Tensor, u: Floats, pixels: Pixels) -> Tensor:
+def apply(view: View, x: Tensor, u: Floats, inputs: Inputs) -> Tensor:
     """The view of each image, using row i of `u` for image i."""
     used = 0
     for operation in view:
-        x = operation(x, u[:, used : used + operation.draws], pixels)
+        x = operation(x, u[:, used : used + operation.draws], inputs.images)
         used += operation.draws
     return x
 
@@ -103,7 +85,7 @@ class Mirror:
 
     draws = 0
 
-    def __call__(self, x: Tensor, u: Floats, pixels: Pixels) -> Tensor:
+    def __call__(self, x: Tensor, u: Floats, inputs: Images) -> Tensor:
         return x.flip(-1)
 
 
@@ -114,7 +96,7 @@ class Rotate:
     quarters: int
     draws = 0
 
-    def __call__(self, x: Tensor, u: Floats, pixels: Pixels) -> Tensor:
+    def __call__(self, x: Tensor, u: Floats, inputs: Images) -> Tensor:
         return torch.rot90(x, self.quarters, (-2, -1))
 
 
@@ -126,7 +108,7 @@ class TurnHalves:
     right: bool
     draws = 0
 
-    def __call__(self, x: Tensor, u: Floats, pixels: Pixels) -> Tensor:
+    def __call__(self, x: Tensor, u: Floats, inputs: Images) -> Tensor:
         middle = x.shape[-1] // 2
         halves = ((x[..., :middle], self.left), (x[..., middle:], self.right))
         return torch.cat([half.flip(-2, -1) if turned else half for half, turned in halves], dim=-1)
@@ -141,8 +123,8 @@ class Blend:
     share: Floats
     draws = 0
 
-    def __call__(self, x: Tensor, u: Floats, pixels: Pixels) -> Tensor:
-        return torch.lerp(x, pixels.normalise(self.others).to(x), torch.from_numpy(self.share).to(x).view(-1, 1, 1, 1))
+    def __call__(self, x: Tensor, u: Floats, inputs: Images) -> Tensor:
+        return torch.lerp(x, inputs.normalise(self.others).to(x), torch.from_numpy(self.share).to(x).view(-1, 1, 1, 1))
 
 
 @dataclass(frozen=True)
@@ -152,7 +134,7 @@ class Flip:
     p: float = 0.5
     draws = 1
 
-    def __call__(self, x: Tensor, u: Floats, pixels: Pixels) -> Tensor:
+    def __call__(self, x: Tensor, u: Floats, inputs: Images) -> Tensor:
         return _replace(x, u[:, 0] < self.p, lambda some: some.flip(-1))
 
 
@@ -163,7 +145,7 @@ class Grey:
     p: float = 0.25
     draws = 1
 
-    def __call__(self, x: Tensor, u: Floats, pixels: Pixels) -> Tensor:
+    def __call__(self, x: Tensor, u: Floats, inputs: Images) -> Tensor:
         if x.shape[1] != 3:
             return x
         return _replace(x, u[:, 0] < self.p, lambda some: luminance(some).expand_as(some))
@@ -181,7 +163,7 @@ class ResizedCrop:
     candidates = 10
     draws = 2 * candidates + 2
 
-    def __call__(self, x: Tensor, u: Floats, pixels: Pixels) -> Tensor:
+    def __call__(self, x: Tensor, u: Floats, inputs: Images) -> Tensor:
         n, (height, width) = len(x), x.shape[-2:]
         area = self.low + (self.high - self.low) * u[:, : self.candidates]
         aspect = np.exp(math.log(3 / 4) + math.log(16 / 9) * u[:, self.candidates : 2 * self.candidates])
@@ -201,9 +183,9 @@ class PadCrop:
     pad: int = 4
     draws = 2
 
-    def __call__(self, x: Tensor, u: Floats, pixels: Pixels) -> Tensor:
+    def __call__(self, x: Tensor, u: Floats, inputs: Images) -> Tensor:
         n, channels, height, width = x.shape
-        padded = pixels.black.expand(n, channels, height + 2 * self.pad, width + 2 * self.pad).clone()
+        padded = inputs.black.expand(n, channels, height + 2 * self.pad, width + 2 * self.pad).clone()
         padded[:, :, self.pad : self.pad + height, self.pad : self.pad + width] = x
         corner = torch.from_numpy((u * (2 * self.pad + 1)).astype(np.int64)).to(x.device)
         rows = corner[:, 0, None] + torch.arange(height, device=x.device)
@@ -223,7 +205,7 @@ class ColourJitter:
     p: float = 0.8
     draws = 5
 
-    def __call__(self, x: Tensor, u: Floats, pixels: Pixels) -> Tensor:
+    def __call__(self, x: Tensor, u: Floats, inputs: Images) -> Tensor:
         touched = u[:, 0] < self.p
         spread = 2 * u[touched, 1:] - 1
         factors = 1 + spread[:, :3] * [self.brightness, self.contrast, self.saturation]
@@ -231,13 +213,13 @@ class ColourJitter:
         turn = torch.from_numpy(spread[:, 3] * self.hue).to(x)[:, None, None]
 
         def jitter(some: Tensor) -> Tensor:
-            some = (pixels.restore(some) * factor[:, 0]).clamp(0, 1)
+            some = (inputs.restore(some) * factor[:, 0]).clamp(0, 1)
             grey = luminance(some)
             some = torch.lerp(grey.mean(dim=(-2, -1), keepdim=True).expand_as(some), some, factor[:, 1]).clamp(0, 1)
             if some.shape[1] == 3:
                 some = torch.lerp(luminance(some).expand_as(some), some, factor[:, 2]).clamp(0, 1)
                 some = shift_hue(some, turn)
-            return (some - pixels.mean) / pixels.std
+            return (some - inputs.mean) / inputs.std
 
         return _replace(x, touched, jitter)
 

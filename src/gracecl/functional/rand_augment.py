@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.functional.augment import Floats, Pixels
+from gracecl.functional.augment import Floats
+from gracecl.inputs import Images
 
 MADE_FOR = 224
 """size of the images that the ranges in pixels were chosen for"""
@@ -36,8 +37,8 @@ class RandAugment:
     def draws(self) -> int:
         return 4 * self.operations
 
-    def __call__(self, x: Tensor, u: Floats, pixels: Pixels) -> Tensor:
-        images = (255 * pixels.restore(x)).round().clamp(0, 255)
+    def __call__(self, x: Tensor, u: Floats, inputs: Images) -> Tensor:
+        images = (255 * inputs.restore(x)).round().clamp(0, 255)
         for drawn in np.split(u, self.operations, axis=1) if self.operations else ():
             chosen = (drawn[:, 0] * len(OPERATIONS)).astype(np.int64)
             order = np.argsort(chosen, kind="stable")  # images of one operation stand together, and then go back to their places
@@ -46,7 +47,7 @@ class RandAugment:
             numbers = np.split(drawn[order, 1:], np.cumsum(counts)[:-1])
             done = [self.apply(number, *of_it) for number, of_it in enumerate(zip(groups, numbers, strict=True)) if counts[number]]
             images = torch.cat(done)[torch.from_numpy(np.argsort(order)).to(x.device)]
-        return pixels.normalise(images)
+        return inputs.normalise(images)
 
     def apply(self, number: int, x: Tensor, u: Floats) -> Tensor:
         """One operation on images of whole numbers from 0 to 255."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gracecl.core import Ints
 from gracecl.errors import UserError
+from gracecl.inputs import Inputs
 from gracecl.memory.reservoir import Memory
 
 __all__ = ["Memories", "Memory"]
@@ -18,9 +19,9 @@ __all__ = ["Memories", "Memory"]
 class Memories:
     """The stores of one learner: `replay`, and others reserved out of the same budget of slots."""
 
-    def __init__(self, capacity: int, shape: tuple[int, int, int], device: torch.device | str = "cpu") -> None:
-        self.stores = {"replay": Memory(capacity, shape, device)}
-        self._shape, self._device = shape, device
+    def __init__(self, capacity: int, inputs: Inputs, device: torch.device | str = "cpu") -> None:
+        self.stores = {"replay": Memory(capacity, inputs, device)}
+        self._inputs, self._device = inputs, device
         self.beyond_budget = 0
         """slots of scratch stores; a run notes them in its config.json"""
         self.test_images: Callable[[tuple[int, ...]], tuple[Tensor, Ints, Ints]] | None = None
@@ -40,13 +41,13 @@ class Memories:
         """A second store whose slots are taken from `replay`, so that the total stays what the user gave."""
         if slots > self.replay.capacity:
             raise UserError(f"a memory of {self.replay.capacity} images has no {slots} slots for '{name}'; use a larger --memory")
-        self.stores["replay"] = Memory(self.replay.capacity - slots, self._shape, self._device)
-        self.stores[name] = Memory(slots, self._shape, self._device)
+        self.stores["replay"] = Memory(self.replay.capacity - slots, self._inputs, self._device)
+        self.stores[name] = Memory(slots, self._inputs, self._device)
         return self.stores[name]
 
     def scratch(self, name: str, slots: int) -> Memory:
         """A store of images beyond the budget, for a method that looks at its task once more when it ends and then forgets it."""
-        self.stores[name] = Memory(slots, self._shape, self._device)
+        self.stores[name] = Memory(slots, self._inputs, self._device)
         self.beyond_budget += slots
         return self.stores[name]
 

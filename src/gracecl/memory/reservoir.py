@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gracecl.core import NO_TASK, Ints
 from gracecl.errors import UserError
+from gracecl.inputs import Inputs
 from gracecl.machine import check_room
 
 BOOKKEEPING = 64
@@ -24,16 +25,15 @@ BOOKKEEPING = 64
 class Memory:
     """Preallocated slots. `add` offers images, `draw` picks slots, `memory[slots]` gives their images."""
 
-    def __init__(self, capacity: int, shape: tuple[int, int, int], device: torch.device | str = "cpu") -> None:
+    def __init__(self, capacity: int, inputs: Inputs, device: torch.device | str = "cpu") -> None:
         if capacity < 0:
             raise UserError(f"a memory cannot hold {capacity} images; give 0 or more")
-        of_each = shape[0] * shape[1] * shape[2] + BOOKKEEPING
-        check_room(capacity * of_each, f"a memory of {capacity} images", "use a smaller --memory")
+        check_room(capacity * (inputs.bytes + BOOKKEEPING), f"a memory of {capacity} images", "use a smaller --memory")
         self.capacity, self.filled, self.offered = capacity, 0, 0
         try:
-            self.images = torch.zeros((capacity, *shape), dtype=torch.uint8, device=device)
+            self.images = inputs.blank(capacity, device)
         except RuntimeError:
-            size = capacity * shape[0] * shape[1] * shape[2] / 1e9
+            size = capacity * inputs.bytes / 1e9
             raise UserError(f"there is no room for a memory of {capacity} images ({size:.1f} GB); use a smaller --memory") from None
         self.labels: Ints = np.full(capacity, -1, np.int64)
         self.tasks: Ints = np.full(capacity, NO_TASK, np.int64)

@@ -99,7 +99,7 @@ class AdversarialReplay(Method):
 
     def attack(self, u: Tensor, x: Tensor, ahead: Weights, rng: np.random.Generator) -> Tensor:
         """Memory images u moved towards the stream images x that they lie nearest to under the weights after the virtual step."""
-        net, pixels = self.net, self.net.pixels
+        net, pixels = self.net, self.net.inputs.images
         with scoring(net, "frozen"):
             goal = self.look(x[self.match(u, x, ahead)], ahead)
             original = pixels.restore(u)

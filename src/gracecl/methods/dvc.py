@@ -90,13 +90,13 @@ class DVC(Replay):
         """`[C]`: by how much the gradient of each candidate would grow."""
         net, memory, device = self.net, memories.replay, new.x.device
         views = (
-            net.pixels.normalise(new.x).repeat(2, 1, 1, 1) if planning.preview is None else planning.preview(((), planning.augment))
+            net.inputs.normalise(new.x).repeat(2, 1, 1, 1) if planning.preview is None else planning.preview(((), planning.augment))
         )
         y = torch.from_numpy(new.labels).to(device)
         seen = torch.tensor(new.progress.seen, device=device)
         direction = gradient_of(net, views, lambda out: sum_of(self.terms(out.logits, y, seen)), "frozen")
         ahead = step_ahead(net, direction, rate_ahead(self.virtual_lr, planning.learning_rate))
-        candidates, labels = net.pixels.normalise(memory[slots]), torch.from_numpy(memory.labels[slots]).to(device)
+        candidates, labels = net.inputs.normalise(memory[slots]), torch.from_numpy(memory.labels[slots]).to(device)
         now, then = (outputs(net, candidates, weights, "frozen") for weights in (None, ahead))
         return head_gradients(then, labels) - head_gradients(now, labels)
 

@@ -70,7 +70,7 @@ class GSS(ER):
             rows = np.arange(min(free, len(new)))
             self.write(memory, len(memory) + rows, rows, self.scores(new.select(rows), groups), new)
             return
-        whole = self.gradients(self.net.pixels.normalise(new.x)[None], new.labels[None])
+        whole = self.gradients(self.net.inputs.normalise(new.x)[None], new.labels[None])
         # Whether to go on decides about ten more passes and about slots, which live on the host: worth waiting for the device.
         if similarity(whole, groups).cpu()[0] >= self.threshold:
             return
@@ -83,11 +83,11 @@ class GSS(ER):
 
     def scores(self, new: StreamBatch, groups: Tensor) -> Tensor:
         """`[b]`: how similar each image's gradient is to the most similar of the groups'."""
-        return similarity(self.gradients(self.net.pixels.normalise(new.x)[:, None], new.labels[:, None]), groups)
+        return similarity(self.gradients(self.net.inputs.normalise(new.x)[:, None], new.labels[:, None]), groups)
 
     def stored(self, memory: Memory, slots: Ints) -> tuple[Tensor, Ints]:
         """Normalised images `[n, b, …]` and labels `[n, b]` of groups of slots."""
-        images = self.net.pixels.normalise(memory[slots.reshape(-1)])
+        images = self.net.inputs.normalise(memory[slots.reshape(-1)])
         return images.view(*slots.shape, *images.shape[1:]), memory.labels[slots]
 
     def gradients(self, x: Tensor, labels: Ints) -> Tensor:

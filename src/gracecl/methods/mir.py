@@ -70,10 +70,10 @@ class MIR(ER):
     ) -> tuple[Tensor, Tensor]:
         """`[C]` each: what the loss of each candidate is compared with, and what it would be after the virtual step."""
         net, memory, device = self.net, memories.replay, new.x.device
-        x = net.pixels.normalise(new.x) if planning.preview is None else planning.preview((planning.augment,))
+        x = net.inputs.normalise(new.x) if planning.preview is None else planning.preview((planning.augment,))
         direction = gradient(net, x, torch.from_numpy(new.labels).to(device), "frozen")
         ahead = step_ahead(net, direction, rate_ahead(self.virtual_lr, planning.learning_rate))
-        candidates, labels = net.pixels.normalise(memory[slots]), torch.from_numpy(memory.labels[slots]).to(device)
+        candidates, labels = net.inputs.normalise(memory[slots]), torch.from_numpy(memory.labels[slots]).to(device)
         now = loss_of_each(net, candidates, labels, normalisation=self.score_bn)
         then = loss_of_each(net, candidates, labels, ahead, "eval" if self.score_bn == "eval" else "frozen")
         if self.criterion == "over_best":

@@ -77,7 +77,7 @@ class MKD(Wrapper):
         x = batch.x
         if self.harder:
             view = RandAugment(self.harder, self.magnitude)
-            x = view(x, batch.rng("the teacher's view").random((len(batch), view.draws)), self.net.pixels)
+            x = view(x, batch.rng("the teacher's view").random((len(batch), view.draws)), self.net.inputs.images)
         batch.targets["mkd"] = self.teacher(x).logits
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:

@@ -78,7 +78,7 @@ class OCM(RotationContrast):
         if "replay" in batch.blocks:
             block, view = batch.blocks["replay"], batch.augment
             draws = batch.rng("the teacher's view").random((block.images, augment.draws(view)))
-            another = augment.apply(view, batch.x[block.view(0)], draws, self.net.pixels)
+            another = augment.apply(view, batch.x[block.view(0)], draws, self.net.inputs)
             batch.targets["ocm/projected"] = self.teacher(batch.x[raw_turned(block)]).embedding
             batch.targets["ocm/logits"] = self.teacher(another).logits
 

@@ -91,13 +91,11 @@ class OnlineLoRA(Method):
             raise UserError(
                 "online_lora adapts the queries and values of attention, and this net has none; take a transformer such as vit(...)"
             )
-        channels, height, width = memories.replay.images.shape[1:]
-        shape = (channels, height, width)
-        TrunkOptions(lora=self.rank, trunk_lr=net.backbone.trunk_lr).apply(net, shape, "the net")
+        TrunkOptions(lora=self.rank, trunk_lr=net.backbone.trunk_lr).apply(net, "the net")
         self.adapters = [module for module in net.modules() if isinstance(module, LowRankLinear)]
         factors = {factor for adapter in self.adapters for factor in (adapter.down, adapter.up)}
         self.names = {parameter: name for name, parameter in net.named_parameters() if parameter in factors}
-        self.flat = FlatParameters(net, shape)
+        self.flat = FlatParameters(net, memories.replay.images.shape[1:])
         self.importance = self.of_adapters(torch.zeros_like)
         self.frozen = torch.zeros_like(self.importance)
         """the factors that were folded so far, added up; only the authors' program needs them"""

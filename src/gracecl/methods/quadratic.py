@@ -91,7 +91,7 @@ class MeasuredAtTaskEnd(QuadraticPenalty):
 
     def normalised(self, images: Tensor) -> Tensor:
         """Stored bytes as the net sees them; what is normalised already stays."""
-        return self.net.pixels.normalise(images) if images.dtype == torch.uint8 else images
+        return self.net.inputs.normalise(images) if images.dtype == torch.uint8 else images
 
     def average(self, x: Tensor, score: Callable[..., Tensor], of_each: Callable[[Tensor], Tensor], *given: Tensor) -> Tensor:
         """`[P]`: the mean over images of `of_each` of the gradient of `score(logits, *given)`, a few images at a time."""

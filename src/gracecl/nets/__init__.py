@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gracecl.errors import UserError
-from gracecl.functional.augment import Pixels
+from gracecl.inputs import Inputs
 from gracecl.machine import check_training
 from gracecl.nets.module import ModuleBackbone, tap
 from gracecl.nets.tapped import Backbone, TappedNet
@@ -19,8 +19,8 @@ COUNTED = ("mlp", "resnet18", "vit")
 """nets whose weights are counted before they are made; others come from elsewhere and have their size"""
 
 
-def build(expression: str, shape: tuple[int, int, int], classes: int, pixels: Pixels, taps: int | None = None) -> TappedNet:
-    """The net an expression such as `resnet18(width=20)` names, for images of this shape.
+def build(expression: str, inputs: Inputs, classes: int, taps: int | None = None) -> TappedNet:
+    """The net an expression such as `resnet18(width=20)` names, for such inputs.
 
     `taps` is the number of tapped layers, counted from the last; None means the paper's four, or as many as the backbone has.
     Whatever the net, its expression may also say how its trunk learns (`TrunkOptions`).
@@ -28,12 +28,12 @@ def build(expression: str, shape: tuple[int, int, int], classes: int, pixels: Pi
     if taps is not None and taps < 1:
         raise UserError(f"--taps must be at least 1, not {taps}")
     call, trunk_options = take_options(spec.parse_call(expression))
-    given = shape, taps if taps is not None else PAPER_TAPS, taps is None
+    given = inputs.shape, taps if taps is not None else PAPER_TAPS, taps is None
     if normal(call.name) in COUNTED:
         check_training(weights_of(call, given, classes), expression, "use a smaller net")
     backbone: Backbone = spec.construct(nets, call, *given)
-    net = TappedNet(backbone, classes, pixels)
-    trunk_options.apply(net, shape, call.name)
+    net = TappedNet(backbone, classes, inputs)
+    trunk_options.apply(net, call.name)
     return net
 
 
@@ -43,7 +43,7 @@ def check(expression: str) -> None:
     spec.arguments(nets.get(call.name), call, before=3)
 
 
-def weights_of(call: spec.Call, given: tuple[tuple[int, int, int], int, bool], classes: int) -> int:
+def weights_of(call: spec.Call, given: tuple[tuple[int, ...], int, bool], classes: int) -> int:
     """How many weights a net would have; nothing is allocated for it."""
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):

@@ -101,7 +101,7 @@ def second_moments(net: TappedNet, layers: dict[str, Affine], images: Tensor, ba
     with in_mode(net, training=False), torch.no_grad(), watched(layers, add):
         for start in range(0, len(images), batch):
             # Not by a call of the backbone, which may be compiled: hooks set later would not be seen there.
-            features = net.backbone.forward(net.pixels.normalise(images[start : start + batch].to(net.classifier.weight.device)))
+            features = net.backbone.forward(net.inputs.normalise(images[start : start + batch].to(net.classifier.weight.device)))
             net.classifier(features)
             if isinstance(net.projector, StackedLinear):
                 net.projector(features)

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from gracecl.core import Taps
 from gracecl.errors import UserError
-from gracecl.functional.augment import Pixels
 from gracecl.functional.optim import ParameterGroup
+from gracecl.inputs import Inputs
 from gracecl.nets.growth import ClassAxis, Growth
 from gracecl.nets.mode import in_mode
 
@@ -111,16 +111,6 @@ class NoProjector(nn.Module):
         raise UserError("this net has no projectors, which contrastive terms need; make it with tap(..., embedding=128)")
 
 
-class UnchangedInputs(Pixels):
-    """For inputs that are no raw images: whatever the net takes, of any shape."""
-
-    def __init__(self) -> None:
-        super().__init__((0.0,), (1.0,))
-
-    def normalise(self, images: Tensor) -> Tensor:
-        return images
-
-
 class Meter:
     """Images that went through a net, those of its copies (teachers) too, and images that a gradient was taken of."""
 
@@ -135,8 +125,8 @@ class Meter:
 class TappedNet(nn.Module):
     """Backbone, and per tap a linear classifier and a linear projector for contrastive terms."""
 
-    def __init__(self, backbone: Backbone, classes: int, pixels: Pixels | None = None, embedding: int | None = 128) -> None:
-        """`pixels` says how raw images become the net's inputs; None is for inputs that are taken as they are.
+    def __init__(self, backbone: Backbone, classes: int, inputs: Inputs | None = None, embedding: int | None = 128) -> None:
+        """`inputs` says what it is fed with; None is for inputs of any shape that are taken as they are.
 
         `embedding` is the width of the projectors; None is no projector.
         """
@@ -149,7 +139,7 @@ class TappedNet(nn.Module):
         )
         self.extras = nn.ModuleDict()
         """modules that methods add, trained and saved with the net"""
-        self.pixels = pixels if pixels is not None else UnchangedInputs()
+        self.inputs = Inputs() if inputs is None else inputs
         self.meter = Meter()
         """what its passes cost so far; whoever makes a pass counts it"""
         self.mirrored = False
@@ -201,7 +191,7 @@ class TappedNet(nn.Module):
                 rows = slice(start, min(start + batch, len(images)))
                 # Not inside the generator's yield: the caller's code must run under the caller's own gradient mode.
                 with torch.no_grad():
-                    x = self.pixels.normalise(images[rows].to(device))
+                    x = self.inputs.normalise(images[rows].to(device))
                     taps = Taps.mean(self(x), self(x.flip(-1))) if self.mirrored else self(x)
                 self.meter.count(forward=len(x) * (1 + self.mirrored))
                 yield rows, taps

@@ -54,8 +54,8 @@ class TrunkOptions:
                 "the net: with freeze=True nothing in the trunk learns, so trunk_lr has no meaning; leave one of them out"
             )
 
-    def apply(self, net: TappedNet, shape: tuple[int, int, int], name: str) -> None:
-        """Freezes, adapts and marks the trunk of a net that was just made for images of this shape."""
+    def apply(self, net: TappedNet, name: str) -> None:
+        """Freezes, adapts and marks the trunk of a net that was just made."""
         net.backbone.trunk_lr = self.trunk_lr
         if self.freeze or self.lora:
             net.backbone.frozen = True
@@ -63,7 +63,7 @@ class TrunkOptions:
                 parameter.requires_grad_(False)
             net.train(net.training)
         if self.lora:
-            adapt(net, shape, name, self.lora, 1.0 if self.lora_alpha is None else self.lora_alpha / self.lora)
+            adapt(net, name, self.lora, 1.0 if self.lora_alpha is None else self.lora_alpha / self.lora)
 
 
 def take_options(call: spec.Call) -> tuple[spec.Call, TrunkOptions]:
@@ -107,10 +107,10 @@ class LowRankLinear(nn.Linear):
         return self.scale * (self.matrix_up(up) @ down)
 
 
-def adapt(net: TappedNet, shape: tuple[int, int, int], name: str, rank: int, scale: float) -> None:
-    """Puts adapters on the queries and values that images of this shape pass through."""
+def adapt(net: TappedNet, name: str, rank: int, scale: float) -> None:
+    """Puts adapters on the queries and values that the net's inputs pass through."""
     found = [(module, child) for module in net.backbone.trunk_modules() for child in attention_projections(module)]
-    used = layers_called(net, [module.get_submodule(child) for module, child in found], shape)
+    used = layers_called(net, [module.get_submodule(child) for module, child in found])
     if not used:
         raise UserError(
             f"lora has nothing to adapt: {name} calls no linear layers for the queries and values of attention; use freeze=True"
@@ -131,13 +131,13 @@ def attention_projections(module: nn.Module) -> list[str]:
     return separate + [name for name in FUSED if name in linear and linear[name].out_features % 3 == 0]
 
 
-def layers_called(net: TappedNet, layers: list[nn.Module], shape: tuple[int, int, int]) -> set[nn.Module]:
+def layers_called(net: TappedNet, layers: list[nn.Module]) -> set[nn.Module]:
     """Those that a forward pass calls: not the ones behind the last tap, nor those of which only the weight is read."""
     called: set[nn.Module] = set()
     hooks = [layer.register_forward_hook(lambda layer, *_: called.add(layer)) for layer in layers]
     try:
         with in_mode(net, training=False), torch.no_grad():
-            net.backbone.forward(net.classifier.weight.new_zeros(1, *shape))  # not by a call, which may be compiled
+            net.backbone.forward(net.classifier.weight.new_zeros(1, *net.inputs.shape))  # not by a call, which may be compiled
     finally:
         for hook in hooks:
             hook.remove()

@@ -9,17 +9,18 @@ from gracecl import nets, streams
 from gracecl.errors import UserError
 from gracecl.functional import optim
 from gracecl.functional.augment import augmentation, normalisation
+from gracecl.inputs import Images
 from gracecl.registry import spec
 from gracecl.registry.options import RunOptions
 
-RGB = (0.0,) * 3
+RGB = Images((3, 1, 1))
 EXPRESSIONS: Mapping[str, Callable[[str], Any]] = {
     "method": spec.parse_method,
     "net": nets.check,
     "stream": streams.check,
     "augment": augmentation,
     "optimizer": optim.check,
-    "normalise": lambda text: normalisation(text, RGB, RGB),
+    "normalise": lambda text: normalisation(text, RGB),
 }
 """parsers of the options that are names or expressions; each raises UserError"""
 

@@ -30,7 +30,7 @@ from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import scores_by
 from gracecl.errors import UserError
 from gracecl.files import Written, check_readable, parse_json
-from gracecl.functional.augment import Pixels
+from gracecl.inputs import Images, Inputs
 from gracecl.lab.report.runs import PUT_BACK, read_run
 from gracecl.lab.runs.run import Work, learner_and_stream, load_checkpoint
 from gracecl.nets import TappedNet
@@ -56,7 +56,7 @@ class Predictor(nn.Module):
         self.seen = list(engine.progress.seen)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.net.pixels.normalise(images)
+        x = self.net.inputs.normalise(images)
         out = Taps.mean(self.net(x), self.net(x.flip(-1))) if self.net.mirrored else self.net(x)
         return scores_by(self.rule, self.chain, out, torch.tensor(self.seen, device=images.device))
 
@@ -79,17 +79,17 @@ def export_run(folder: Path, file: Path, rule: str | None = None) -> str:
 def export(engine: Engine, file: Path, rule: str | None, about: dict[str, Any]) -> str:
     """The engine's predictor or, as safetensors, its net."""
     predictor = Predictor(engine, rule)
-    net, shape = predictor.net, engine.memories.replay.images.shape[1:]
-    images = torch.from_numpy(rng.generator("images to compare on").integers(0, 256, (CHECKED, *shape), np.uint8))
+    net, inputs = predictor.net, predictor.net.inputs.images
+    images = torch.from_numpy(rng.generator("images to compare on").integers(0, 256, (CHECKED, *inputs.shape), np.uint8))
     images = images.to(engine.device)
     with torch.no_grad():
         wanted = predictor(images)
     about = about | {
         "taps": net.layers,
         "classes": net.classes,
-        "shape": list(shape),
-        "mean": net.pixels.mean.flatten().tolist(),
-        "std": net.pixels.std.flatten().tolist(),
+        "shape": list(inputs.shape),
+        "mean": inputs.mean.flatten().tolist(),
+        "std": inputs.std.flatten().tolist(),
         "seen": predictor.seen,
         "rule": predictor.rule,
         "torch": torch.__version__,
@@ -100,7 +100,7 @@ def export(engine: Engine, file: Path, rule: str | None, about: dict[str, Any]) 
         means = next((value for value in kept if isinstance(value, Tensor)), None)
         write_net(file, net, images, means, about)
         with torch.no_grad():
-            x = net.pixels.normalise(images)
+            x = net.inputs.normalise(images)
             ours = net(x).logits.cpu()
             _compare(_run_program(file, images.cpu()), ours, file)
             with suppress(CannotRebuild):
@@ -115,9 +115,8 @@ def export(engine: Engine, file: Path, rule: str | None, about: dict[str, Any]) 
         checkpoint.write_atomically(file, lambda beside: _save_onnx(program, images, beside, about))
         found = _run_onnx(file, images)
     _compare(found, wanted, file)
-    return (
-        f"{file} holds the predictor by {predictor.rule}: uint8 images {list(shape)} in, scores of the classes {predictor.seen} out"
-    )
+    taken = f"uint8 images {list(inputs.shape)}"
+    return f"{file} holds the predictor by {predictor.rule}: {taken} in, scores of the classes {predictor.seen} out"
 
 
 class CannotRebuild(UserError):
@@ -127,13 +126,13 @@ class CannotRebuild(UserError):
 class AsFunction(nn.Module):
     """A net as a function of its weights and of raw images; it keeps neither."""
 
-    def __init__(self, net: TappedNet, pixels: Pixels) -> None:
+    def __init__(self, net: TappedNet, inputs: Inputs) -> None:
         super().__init__()
-        self._net, self._pixels = (net,), pixels  # in a tuple, so that its weights are not this module's
+        self._net, self._inputs = (net,), inputs  # in a tuple, so that its weights are not this module's
 
     def forward(self, weights: dict[str, Tensor], images: Tensor) -> tuple[Tensor, Tensor]:
         named = {name.removeprefix(OF_THE_NET): value for name, value in weights.items()}
-        out: Taps = torch.func.functional_call(self._net[0], named, (self._pixels.normalise(images),))
+        out: Taps = torch.func.functional_call(self._net[0], named, (self._inputs.normalise(images),))
         return out.logits, out.features
 
 
@@ -145,7 +144,7 @@ def write_net(file: Path, net: TappedNet, images: Tensor, means: Tensor | None, 
     net = copy.deepcopy(net).cpu()
     state = {name: value for name, value in net.state_dict().items() if not name.startswith("extras.")}
     tensors = {f"{OF_THE_NET}{name}": value.detach().contiguous().clone() for name, value in sorted(state.items())}
-    function = AsFunction(net, Pixels(tuple(about["mean"]), tuple(about["std"])))
+    function = AsFunction(net, _inputs(about))
     program = _exported(function, (tensors, images.cpu()), (dict.fromkeys(tensors), BATCH))
     program.example_inputs = None  # they hold the weights once more
     with io.BytesIO() as packed:
@@ -158,7 +157,7 @@ def write_net(file: Path, net: TappedNet, images: Tensor, means: Tensor | None, 
 
 
 def load_net(file: str | Path) -> TappedNet:
-    """The net that `write_net` wrote, in evaluation mode; it takes images that `net.pixels.normalise` made of raw ones.
+    """The net that `write_net` wrote, in evaluation mode; it takes images that `net.inputs.normalise` made of raw ones.
 
     A net whose heads or layers were changed by its method cannot be made anew; the program in the file computes it all the same.
     """
@@ -167,8 +166,7 @@ def load_net(file: str | Path) -> TappedNet:
         about = parse_json(saved.metadata()["gracecl"])
         names = [name for name in saved.keys() if name.startswith(OF_THE_NET)]  # noqa: SIM118
         state = {name.removeprefix(OF_THE_NET): saved.get_tensor(name) for name in names}
-    pixels = Pixels(tuple(about["mean"]), tuple(about["std"]))
-    net = nets.build(about["net"], tuple(about["shape"]), about["classes"], pixels, about["taps"])
+    net = nets.build(about["net"], _inputs(about), about["classes"], about["taps"])
     try:
         net.load_state_dict(state)
     except RuntimeError:
@@ -177,6 +175,11 @@ def load_net(file: str | Path) -> TappedNet:
             "docs/reports.md shows"
         ) from None
     return net.eval()
+
+
+def _inputs(about: dict[str, Any]) -> Images:
+    """What a file of weights says of the inputs of its net."""
+    return Images(about["shape"], about["mean"], about["std"])
 
 
 def _run_program(file: Path, images: Tensor) -> Tensor:

@@ -201,7 +201,7 @@ def build(
 ) -> Trainer:
     """Everything a configuration names, put together and at its first step; of an earlier record it keeps what `Recorder` says."""
     engine, stream = learner_and_stream(config, data_root)
-    name_unfit_augmentation(config.augment, engine.method, stream.data.shape)
+    name_unfit_augmentation(config.augment, engine.method, engine.net.inputs)
     return Trainer(engine, stream, Recorder(record, kept), config.eval_every, callbacks)
 
 
@@ -210,7 +210,7 @@ def learner_and_stream(config: RunConfig, data_root: str | Path | None = None) -
     stream = streams.build(config.stream, config.seed, data_root)
     streams.check_evaluations(stream)
     data = stream.data
-    engine = config.build(data.shape, data.classes, *normalisation(config.normalise, data.mean, data.std))
+    engine = config.build(normalisation(config.normalise, data.inputs), data.classes)
     stream = engine.as_seen(stream.to(engine.device))
     stream = stream if config.steps is None else stream.cut(config.steps)
     if not np.isin(data.test_y, stream.labels(stream.order)).any():

@@ -114,15 +114,15 @@ def probe(config: RunConfig, data_root: str | None) -> Probe:
     seconds, held = (time.perf_counter() - started) / taken, peak_memory()
     if engine.device.type == "cuda":
         held = torch.cuda.max_memory_allocated(engine.device)
-    flops = forward_flops(engine, stream.data.shape) * (forward + 2 * backward) / taken
+    flops = forward_flops(engine) * (forward + 2 * backward) / taken
     return Probe(len(stream), (forward + backward) / taken, flops, seconds, held)
 
 
-def forward_flops(engine: Engine, shape: tuple[int, int, int]) -> float:
+def forward_flops(engine: Engine) -> float:
     """Count the FLOPs of one image's forward pass: PyTorch's counter overstates gradients of depthwise kernels."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    images = torch.zeros(2, *shape, device=engine.device)
+    images = engine.net.inputs.normalise(engine.net.inputs.blank(2, engine.device))
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         engine.net(images)
     return float(counter.get_total_flops()) / len(images)

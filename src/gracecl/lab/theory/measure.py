@@ -346,7 +346,7 @@ def _images_of_task(
         return rng.generator(stream.seed, "theory", purpose, number).permutation(index)[: settings.images]
 
     def shown(x: Tensor, y: Ints) -> Images:
-        return Images(net, net.pixels.normalise, x, torch.from_numpy(y).to(x.device), settings.head, entropies)
+        return Images(net, net.inputs.normalise, x, torch.from_numpy(y).to(x.device), settings.head, entropies)
 
     items, rows = chosen("training", training), chosen("test", test)
     test_x = data.test_x.index_select(0, torch.from_numpy(rows).to(data.test_x.device))
