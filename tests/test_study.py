@@ -116,7 +116,7 @@ def run_of(method: str, seed: int, accuracy: list[list[float]], **timing: float)
     ]
     config = {"method": method, "stream": "split-x(tasks=2)", "net": "n", "memory": 1, "optimizer": "o", "augment": "a"}
     costs = {"steps": 20, "forward": 0, "backward": 0, "fit_images": 0, "train_seconds": 0.0, "fit_seconds": 0.0} | timing
-    return Run(Path(method), config | {"seed": seed, "rule": "linear_last", "commit": "c"}, [], evals, [], costs)
+    return Run(Path(method), config | {"seed": seed, "rule": "linear_last", "commit": "c"}, [], evals, [], costs, finished=True)
 
 
 def test_the_figures_of_a_line_are_means_over_seeds() -> None:

@@ -366,7 +366,7 @@ def test_the_best_stands_first_in_a_table_of_the_paper(table: str, best_first: l
 
 def at(run: Run, place: str) -> Run:
     """In a folder of its own."""
-    return Run(Path(place), run.config, run.steps, run.evals, run.tasks, run.timing)
+    return Run(Path(place), run.config, run.steps, run.evals, run.tasks, run.timing, finished=run.finished)
 
 
 @pytest.mark.slow
