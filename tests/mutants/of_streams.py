@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutant import of, within
 
-FAMILIES = "oracle/test_stream_families.py"
+FAMILIES, DOMAINS = "oracle/test_stream_families.py", "oracle/test_stream_domains.py"
 
 STREAMS = [
     *of(
@@ -155,6 +155,75 @@ STREAMS = [
             ("stream.marks - delay", "stream.marks"),
             ("len(stream) - delay", "len(stream)"),
             ("stream.marks[:-1] - delay", "stream.marks[:-1]"),
+        ),
+    ),
+    *of(
+        "streams/domain.py",
+        DOMAINS,
+        within(
+            "DomainStream.inputs",
+            ("self.views[domain](pixels[rows], images[rows])", "self.views[domain](pixels[rows], items[rows])"),
+            ("self.views[domain](pixels[rows], images[rows])", "self.views[domain](pixels[rows], np.flatnonzero(rows))"),
+        ),
+        within("DomainStream.labels", ("items % len(self.data.train_y)", "items // len(self.views)")),
+        within(
+            "DomainStream.beyond_the_order",
+            ("super().beyond_the_order | {'views': self.views}", "super().beyond_the_order"),
+        ),
+        within(
+            "views_of",
+            ("(number + (not identity)) * 180 / tasks", "(number + (not identity)) * 360 / tasks"),
+            ("Permuted(seed, number)", "Permuted(0, number)"),
+        ),
+        within(
+            "seen_tests",
+            ("rows + TEST_IMAGES", "rows"),
+            ("np.tile(data.test_y[rows], len(views))", "np.repeat(data.test_y[rows], len(views))"),
+        ),
+        within("of_folders", ("data.train_domain == number", "data.train_domain != number")),
+    ),
+    *of("data/domains.py", DOMAINS, within("from_domains", ("number[labels]", "labels"))),
+    *of(
+        "streams/views.py",
+        DOMAINS,
+        within("Rotated.__call__", ("(3, 2)", "(2, 3)")),
+        within("Permuted.order", ("self.domain", "0")),
+        within("Corrupted.__call__", ("rng.generator(self.seed, self.name, number)", "rng.generator(self.seed, self.name, row)")),
+        within("Corrupted.strength", ("self.severity - 1", "self.severity - 2")),
+        within(
+            "gaussian_noise",
+            ("deviation * generator.standard_normal(x.shape)", "deviation**2 * generator.standard_normal(x.shape)"),
+        ),
+        within("shot_noise", ("generator.poisson(x * scale) / scale", "generator.poisson(x * scale) / scale**1.1")),
+        within("impulse_noise", ("share / 2", "share / 4")),
+        within(
+            "speckle_noise",
+            ("x * deviation * generator.standard_normal(x.shape)", "deviation * generator.standard_normal(x.shape)"),
+        ),
+        within("defocus_blur", ("radius**2", "radius**2 + 1"), ("2 * alias**2", "20 + alias**2")),
+        within("glass_blur", ("x[:, row, column] = there", "pass")),
+        within(
+            "zoom_blur",
+            ("1 + len(factors)", "len(factors)"),
+            ("0.01 * np.arange(round(100 * (largest - 1)) + 1)", "0.01 * np.arange(round(100 * (largest - 1)))"),
+        ),
+        within("fog", ("brightest + amount", "1 + amount")),
+        within("brightness", ("value + more", "value * (1 + more)")),
+        within("contrast", ("(1, 2)", "(0, 1, 2)")),
+        within("saturate", ("factor * saturation + more", "factor * (saturation + more)")),
+        within("pixelate", ("int(width * share)", "round(width * share)")),
+        within("enlarged", ("centre - centre / factor", "centre / factor - centre")),
+        within("plasma", ("wobble / decay", "wobble")),
+        within("blurred", ("(0, deviation, deviation)", "(0, deviation, 0)")),
+    ),
+    *of(
+        "streams/timed.py",
+        DOMAINS,
+        within(
+            "timed",
+            ('np.argsort(taken, kind="stable")', "np.argsort(-taken.astype(np.int64))"),
+            ('np.searchsorted(begins, when, side="right")', "np.searchsorted(begins, when)"),
+            ("taken[part[0]]", "taken[part[-1]]"),
         ),
     ),
     *of("streams/task.py", FAMILIES, within("task", ("replace(stream, masked=True)", "stream"))),

@@ -2,8 +2,9 @@
 
 from gracecl.data.arrays import from_arrays
 from gracecl.data.dataset import Data
+from gracecl.data.domains import from_domains
 from gracecl.data.folder import from_folder
 from gracecl.data.loading import check, get, load
 from gracecl.data.source import Archive, Source
 
-__all__ = ["Archive", "Data", "Source", "check", "from_arrays", "from_folder", "get", "load"]
+__all__ = ["Archive", "Data", "Source", "check", "from_arrays", "from_domains", "from_folder", "get", "load"]

@@ -15,6 +15,7 @@ import torch
 
 from gracecl.data.cache import decoded, files_key
 from gracecl.data.dataset import Data
+from gracecl.data.domains import domains_of, from_domain_folders
 from gracecl.data.download import fetch_source
 from gracecl.data.folder import from_folder
 from gracecl.data.locations import cache_folder, data_root
@@ -25,7 +26,7 @@ from gracecl.registry.spec import parse_numbers
 
 log = logging.getLogger(__name__)
 
-FOLDER = "folder:"
+FOLDER, DOMAINS = "folder:", "domains:"
 
 
 def load(
@@ -36,7 +37,7 @@ def load(
     size: int | None = None,
     mmap_bytes: int | None = None,
 ) -> Data:
-    """A data set by name (`gracecl list datasets`), or `folder:PATH` for a folder of images.
+    """A data set by name (`gracecl list datasets`), `folder:PATH` for a folder of images, or `domains:PATH` for one per domain.
 
     It is looked for in `root`, else $GRACECL_DATA, else the user's cache. `classes` ("0-19", "0,3,7" or numbers) picks
     classes and numbers them anew in the order given; a selection is held in memory. `size` asks for another, square
@@ -47,6 +48,8 @@ def load(
         raise UserError(f"size must be a whole number of pixels, not {size!r}")
     if name.startswith(FOLDER):
         data = from_folder(name.removeprefix(FOLDER), root=root, size=size, mmap_bytes=mmap_bytes)
+    elif name.startswith(DOMAINS):
+        data = from_domain_folders(name.removeprefix(DOMAINS), size=size, root=root)
     else:
         known = datasets.get(name)
         place = data_root(root)
@@ -58,7 +61,7 @@ def check(name: str, root: str | Path | None = None) -> list[str]:
     """What is wrong with the copy of a data set in `root`, one sentence each; empty when complete and decodable."""
     found: list[str] = []
     try:
-        known = None if name.startswith(FOLDER) else datasets.get(name)
+        known = None if name.startswith((FOLDER, DOMAINS)) else datasets.get(name)
         if _is_source(known):
             source = known()
             found += source.problems(_existing(source, data_root(root)))
@@ -153,4 +156,5 @@ def _picked(data: Data, classes: str | Sequence[int]) -> Data:
         test_x=data.test_x[torch.from_numpy(test)],
         test_y=new_number[data.test_y[test]],
         class_names=tuple(data.class_names[number] for number in wanted),
+        **domains_of(data, train, test),
     )

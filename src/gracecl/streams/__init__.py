@@ -18,7 +18,7 @@ import torch
 from gracecl import data as datasets
 from gracecl.core import NO_TASK, Ints, StreamBatch
 from gracecl.data import Data
-from gracecl.data.loading import FOLDER
+from gracecl.data.loading import DOMAINS, FOLDER
 from gracecl.errors import UserError
 from gracecl.files import as_path
 from gracecl.registry import datasets as known_sets
@@ -328,7 +328,7 @@ def build(expression: str, seed: int, root: str | Path | None = None) -> Stream:
 def check(expression: str) -> None:
     """Refuse an expression that names no stream or data set, or options that they do not have; no data is loaded."""
     family, dataset, picked = _read(spec.parse_call(expression))
-    if not dataset.startswith(FOLDER):
+    if not dataset.startswith((FOLDER, DOMAINS)):
         known_sets.get(dataset)
     spec.check_options(datasets.load, dataset, picked)
     _ = family.options  # which checks them
@@ -371,5 +371,5 @@ def _read_family(call: spec.Call, name: str, dataset: str, of_data: bool) -> tup
     if dataset == "folder":
         if "path" not in options:
             raise UserError(f"{call.name} needs the folder of images: {name.replace('_', '-')}-folder(path='DIR')")
-        dataset = f"{FOLDER}{options.pop('path')}"
+        dataset = f"{DOMAINS if name == 'domain' else FOLDER}{options.pop('path')}"
     return Family(spec.Call(name, call.args, options)), dataset, picked

@@ -22,6 +22,7 @@ from gracecl import rng
 from gracecl.core import Ints
 from gracecl.data import Data
 from gracecl.data.dataset import channel_statistics
+from gracecl.data.domains import domains_of
 from gracecl.registry import spec, streams
 from gracecl.registry.spec import AtLeast
 from gracecl.streams import Family, Stream
@@ -57,7 +58,7 @@ def longtail(
     if len(kept) < len(data.train_y):
         images = data.train_x[torch.from_numpy(kept)]
         mean, std = channel_statistics(images.numpy())
-        data = replace(data, train_x=images, train_y=data.train_y[kept], mean=mean, std=std)
+        data = replace(data, train_x=images, train_y=data.train_y[kept], mean=mean, std=std, **domains_of(data, kept))
     return inner(data, seed)
 
 
