@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +20,8 @@ from gracecl import checkpoint, streams
 from gracecl.core import NO_SOURCES, Ints, StreamBatch
 from gracecl.data import Data
 from gracecl.data.arrays import MANY_TIMES, as_array
+from gracecl.data.labels import ClassLabels, as_labels, whole_numbers
+from gracecl.engine.engine import NOTHING_LEARNED, Engine
 from gracecl.engine.evaluate import seen_scores
 from gracecl.engine.finite import check_losses
 from gracecl.engine.loop import Callbacks, Loop, check_marks
@@ -26,8 +29,8 @@ from gracecl.engine.recipe import Recipe, name_unfit_augmentation
 from gracecl.errors import Misfit, UserError
 from gracecl.forking import calls
 from gracecl.inputs import Images as ImageInputs
-from gracecl.inputs import is_count
 from gracecl.methods.base import Method
+from gracecl.nets.tapped import TappedNet
 from gracecl.registry import UnknownName, options
 from gracecl.registry.options import LearnerOptions
 from gracecl.streams import Stream
@@ -38,7 +41,7 @@ MOST_TASKS = 1_000_000
 ENOUGH_STEPS = 100
 """after which the classes met are compared with those declared"""
 Images = Tensor | npt.NDArray[Any]
-Labels = Tensor | npt.NDArray[Any] | Sequence[int]
+Labels = Tensor | npt.NDArray[Any] | Sequence[Hashable]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +77,9 @@ class Learner:
 
     `os.fork` waits for the call in progress, too, so that a child has the learner as it was between two calls.
 
-    >>> learner = Learner("grace", classes=10, shape=(3, 32, 32))
-    >>> learner.learn(x, y)                      # as often as batches come; x is uint8 [b, 3, 32, 32]
-    >>> learner.predict(x)                       # class numbers
+    >>> learner = Learner("grace")
+    >>> learner.learn(x, ["rose", "tulip"])      # as often as batches come; x is uint8 [b, 3, 32, 32]
+    >>> learner.predict(x)                       # labels
 
     >>> learner.fit("split-cifar10(tasks=5)")    # or a whole stream
     >>> learner.evaluate("split-cifar10(tasks=5)").per_task
@@ -87,25 +90,62 @@ class Learner:
         self,
         method: str | Method = "grace",
         *,
-        classes: int,
-        shape: tuple[int, int, int] = (3, 32, 32),
+        classes: int | Sequence[Hashable] | None = None,
+        shape: tuple[int, int, int] | None = None,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         **more: Any,
     ) -> None:
-        """`mean` and `std` are those of the pixels scaled to [0, 1], per channel; the default is 1/2 and 1/4."""
-        if not is_count(classes):
-            raise UserError(f"classes is the number of classes, at least 1, not {classes!r}")
+        """`classes` declares the labels 0 to classes - 1, or those of a list, so that each takes part in the losses from the start.
+
+        Without it, labels may be of any hashable kind, and the heads grow when one is new. Without `shape`, that of the first batch
+        is taken, and the net is built then. `mean` and `std` are those of the pixels scaled to [0, 1], per channel; the default is
+        1/2 and 1/4.
+        """
+        self.labels = ClassLabels(classes)
         name: Any = repr(method) if isinstance(method, Method) else method
         self.recipe = Recipe(name, **options.by_name(Recipe, more, ("classes", "shape", "mean", "std"), "a learner"))
-        self.classes, self.inputs = classes, ImageInputs(shape, mean, std)
-        self.engine = self.recipe.build(self.inputs, classes)
-        self.method, self.net = self.engine.method, self.engine.net
-        if "augment" not in more:
-            name_unfit_augmentation(self.recipe.augment, self.method, self.inputs)
+        self.method = self.recipe.check()
+        self.inputs: ImageInputs | None = None
+        self._statistics = mean, std
+        self._own_augment = "augment" not in more
+        self._engine: Engine | None = None
         self._named_unmet = False
         self._task: str | int | None = None
         self._lock = threading.RLock()
+        if shape is not None:
+            self._build(shape)
+
+    def _build(self, shape: Sequence[int]) -> None:
+        """Makes the engine, for images of a shape."""
+        inputs = ImageInputs(shape, *self._statistics)
+        self._engine = self.recipe.build(inputs, len(self.labels))
+        self.inputs, self.method = inputs, self._engine.method
+        if self._own_augment:
+            name_unfit_augmentation(self.recipe.augment, self.method, inputs)
+
+    @property
+    def engine(self) -> Engine:
+        """What learns: net, memories and optimizer at some step."""
+        if self._engine is None:
+            raise UserError(
+                "this learner is built when its first batch shows what its inputs are; call learn(x, y), or give shape="
+            )
+        return self._engine
+
+    @property
+    def net(self) -> TappedNet:
+        return self.engine.net
+
+    @property
+    def classes(self) -> int:
+        """How many classes were declared, or came so far."""
+        return len(self.labels)
+
+    @property
+    def classes_(self) -> npt.NDArray[Any]:
+        """The labels, in the order of the columns of `predict_proba`: those declared, or those met in the order they came."""
+        return self.labels.array
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the lock, which cannot be copied."""
@@ -116,14 +156,15 @@ class Learner:
 
     @one_at_a_time
     def learn(self, x: Images, y: Labels, task: Hashable = None) -> dict[str, list[float]]:
-        """Learns from one batch: uint8 images `[b, channels, height, width]` and their class numbers.
+        """Learns from one batch: uint8 images `[b, channels, height, width]` and their labels.
 
         `task` names the task; another name than the last one's ends that task. Without names, a batch that brings a label not met
         before starts a task, if the method works with tasks; as labels may stop being new while the stream goes on, what a method
         does at task marks it then does every so many steps too (`every`, `refresh_every`). Returns the loss of each term and tapped
         layer (nothing where the method only stored).
         """
-        outcome = self.engine.learn(self._batch(x, y, task))
+        batch = self._batch(x, y, task)  # which may build the engine
+        outcome = self.engine.learn(batch)
         if outcome is None:
             return {}
         losses = {row: value.tolist() for row, value in outcome.table.items()}
@@ -143,8 +184,9 @@ class Learner:
         """Learns a whole stream, ending tasks where it says so; returns the learner.
 
         The stream is one of `gracecl.stream(...)`, its expression, which takes the learner's seed, or a data set; `data` is the
-        folder of the data sets. What was learned before stays, and the stream's first task is a new one. `start` continues a
-        stream at one of its batches, of which the learner had those before: after a stop the result is the same to the bit.
+        folder of the data sets. What was learned before stays, and the stream's first task is a new one. Its labels are its class
+        numbers; they are its class names, if the learner was given all of these as labels. `start` continues a stream at one of its
+        batches, of which the learner had those before: after a stop the result is the same to the bit.
 
         Or it is anything that yields batches `(x, y)`, `(x, y, task)` or dicts: a `DataLoader`, a generator. Each batch is learned
         as by `learn`; the last task stays open until `end_task` or another task. Where such an iterable stopped is for its owner
@@ -155,7 +197,7 @@ class Learner:
         """
         listening = Callbacks(callbacks)
         if isinstance(stream, (Stream, Data, str)):
-            loop = self._loop_over(self._stream(stream, data), start, listening, eval_every)
+            loop = self._loop_over(self._own_numbers(self._stream(stream, data)), start, listening, eval_every)
         else:
             loop = self._loop_through(stream, start, listening, eval_every)
         loop.run()
@@ -197,7 +239,13 @@ class Learner:
             )
         if eval_every or callbacks.of["on_evaluation"]:
             raise UserError("only a gracecl.stream brings test images; evaluate(x, y) in on_step, or leave on_evaluation out")
-        batches = enumerate(batches_of(source), start=1)
+        batches: Iterator[tuple[int, Any]] = enumerate(batches_of(source), start=1)
+        if self._engine is None:
+            first = next(batches, None)
+            if first is None:
+                raise UserError(f"the {type(source).__name__} has no batch, from which this learner would be built")
+            batches = chain([first], batches)
+            self._build_for(self._checked(*first[1][:2])[0])
 
         def batch(step: int) -> StreamBatch | None:
             if (found := next(batches, None)) is None:
@@ -213,16 +261,33 @@ class Learner:
     @one_at_a_time
     def end_task(self) -> None:
         """Tells the method that the task is over, as the start of another one does; useful before evaluating."""
-        self.engine.end_task()
+        if self._engine is not None:
+            self._engine.end_task()
 
     @one_at_a_time
-    def predict(self, x: Images, rule: str | None = None) -> Ints:
-        """The class of each image, among those met so far."""
+    def predict(self, x: Images, rule: str | None = None, default: Hashable = ...) -> npt.NDArray[Any]:
+        """The label of each image, among those met so far: integers if all labels are such, else objects.
+
+        Before anything was learned it is `default` for each, if one is given.
+        """
+        if default is not ... and self._nothing_learned:
+            return as_labels([default] * len(x))
+        return self.labels.named(self._numbers_of(x, rule))
+
+    def _numbers_of(self, x: Images, rule: str | None) -> Ints:
+        """The class number that is predicted for each image."""
         return np.concatenate([columns[scores.argmax(dim=1)].cpu().numpy() for scores, columns in self._scores(x, rule)])
+
+    @property
+    def _nothing_learned(self) -> bool:
+        return self._engine is None or not self._engine.progress.seen
 
     @one_at_a_time
     def predict_proba(self, x: Images, rule: str | None = None) -> npt.NDArray[np.float32]:
-        """`[n, classes]`: the softmax of the rule's scores, 0 for classes not met; flat where the rule is a nearest-mean one."""
+        """`[n, classes]`: the softmax of the rule's scores, 0 for classes not met; flat where the rule is a nearest-mean one.
+
+        Column k is that of the label `classes_[k]`.
+        """
         chances = []
         for scores, columns in self._scores(x, rule):
             full = torch.zeros(len(scores), self.classes)
@@ -246,21 +311,25 @@ class Learner:
         if isinstance(x, (Stream, Data, str)):
             if y is not None or tasks is not None:
                 raise UserError("a stream brings its own labels and tasks; evaluate takes either a stream or images and labels")
-            images, labels, numbers = self._stream(x, data).test_images(self.engine.progress.seen)
+            stream = self._stream(x, data)
+            own = self.labels.numbers(self._labels_of(stream))  # of each of the stream's classes
+            met = () if self._engine is None else np.flatnonzero(np.isin(own, self._engine.progress.seen)).tolist()
+            images, labels, numbers = stream.test_images(tuple(met))
+            labels = own[labels]
             if len(labels) == 0:
                 raise UserError("none of the stream's classes was learned yet; call fit(stream) first")
         else:
             if y is None:
                 raise UserError("the labels are missing; call evaluate(x, y), or evaluate(stream)")
-            images, labels = self._images(x), self._labels(y)
-            named = np.zeros(len(labels), np.int64) if tasks is None else _whole_numbers(tasks, "tasks")
+            images, labels = self._images(x), self.labels.numbers(y)
+            named = np.zeros(len(labels), np.int64) if tasks is None else whole_numbers(tasks, "tasks")
             if not len(images) == len(labels) == len(named):
                 raise UserError(f"{len(images)} images came with {len(labels)} labels and {len(named)} tasks; give one per image")
             wrong = named[(named < 0) | (named >= MOST_TASKS)]
             if len(wrong):
                 raise UserError(f"tasks are numbers from 0 to {MOST_TASKS - 1:,}, and one of them is {wrong[0]}")
             numbers = named.astype(np.int64)
-        right = 100.0 * (self.predict(images, rule) == labels)
+        right = 100.0 * (self._numbers_of(images, rule) == labels)
         with np.errstate(invalid="ignore"):
             per_task = np.bincount(numbers, weights=right) / np.bincount(numbers)
         return Accuracy(float(right.mean()), per_task, rule or self.engine.chain.rule)
@@ -268,10 +337,12 @@ class Learner:
     @one_at_a_time
     def save(self, path: str | Path) -> None:
         """Everything needed to go on exactly from here, in one file."""
-        mean, std = self.inputs.statistics
-        data = {"classes": self.classes, "shape": self.inputs.shape, "mean": mean, "std": std}
+        mean, std = self._statistics if self.inputs is None else self.inputs.statistics
+        shape = None if self.inputs is None else self.inputs.shape
+        data = {"classes": self.labels.declared, "shape": shape, "mean": mean, "std": std}
         recipe = {name: value for name, value in asdict(self.recipe).items() if name not in ("device", "compile", "cuda_graphs")}
-        checkpoint.save(Path(path), {"learner": data | recipe, "task": self._task, "engine": self.engine.state_dict()})
+        state = {"learner": data | recipe, "task": self._task, "labels": self.labels.saved()}
+        checkpoint.save(Path(path), state | ({} if self._engine is None else {"engine": self._engine.state_dict()}))
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> Learner:
@@ -280,8 +351,11 @@ class Learner:
         if "learner" not in state:
             raise UserError(f"{path} is the checkpoint of a run, not of a learner; continue it with 'gracecl resume'")
         try:
-            learner = cls(**state["learner"] | {"shape": tuple(state["learner"]["shape"])}, device=device)
-            learner.engine.load_state_dict(state["engine"])
+            shape = state["learner"]["shape"]
+            learner = cls(**state["learner"] | {"shape": shape and tuple(shape)}, device=device)
+            learner.labels.add(state.get("labels", ()))
+            if "engine" in state:
+                learner.engine.load_state_dict(state["engine"])
             learner._task = state["task"]
         except UnknownName as error:
             raise UserError(
@@ -294,12 +368,17 @@ class Learner:
         return learner
 
     def __repr__(self) -> str:
-        progress = self.engine.progress
-        return f"Learner({self.method!r}, {len(progress.seen)} of {self.classes} classes met in {progress.step} steps)"
+        if self._engine is None:
+            return f"Learner({self.method!r}, nothing learned yet)"
+        progress = self._engine.progress
+        declared = "" if self.labels.open else f" of {self.classes}"
+        return f"Learner({self.method!r}, {len(progress.seen)}{declared} classes met in {progress.step} steps)"
 
     def _scores(self, x: Images, rule: str | None) -> list[tuple[Tensor, Tensor]]:
         if rule is not None and not isinstance(rule, str):
             raise UserError(f"rule is a name such as 'linear_last', not {rule!r}")
+        if self._engine is None:
+            raise UserError(NOTHING_LEARNED)
         net, images = self.engine.ready_to_predict(), self._images(x)
         self._name_unmet_classes()
         return [
@@ -310,21 +389,33 @@ class Learner:
     def _name_unmet_classes(self) -> None:
         """Says once that most of the declared classes never came: each takes part in the losses."""
         met, steps = len(self.engine.progress.seen), self.engine.progress.step
-        if not self._named_unmet and steps >= ENOUGH_STEPS and self.classes > MANY_TIMES * met:
+        if not self.labels.open and not self._named_unmet and steps >= ENOUGH_STEPS and self.classes > MANY_TIMES * met:
             self._named_unmet = True
             warnings.warn(
                 f"{self.classes:,} classes are declared and {met:,} were met in {steps:,} steps; every declared class takes part "
-                "in the losses and costs accuracy, so give classes= as many as will come",
+                "in the losses and costs accuracy, so give classes= as many as will come, or leave it out",
                 Misfit,
                 stacklevel=4,
             )
 
     def _batch(self, x: Images, y: Labels, task: Hashable) -> StreamBatch:
-        """A batch of the user's own, checked."""
-        images, labels = self._images(x), self._labels(y)
+        """A batch of the user's own, checked; it builds a learner that is not built, and its labels are known from now on."""
+        images, labels = self._checked(x, y)
+        self._build_for(images)
+        labels = self.labels.learned(labels)
+        return StreamBatch(images, labels, task=self._number_of(task, labels), marked=task is not None)
+
+    def _checked(self, x: Images, y: Labels) -> tuple[Tensor, Any]:
+        """Images and labels that can be learned; nothing is changed by asking."""
+        images, labels = self._images(x), self.labels.checked(y)
         if len(images) != len(labels):
             raise UserError(f"{len(images)} images came with {len(labels)} labels; give one label per image")
-        return StreamBatch(images, labels, task=self._number_of(task, labels), marked=task is not None)
+        return images, labels
+
+    def _build_for(self, images: Tensor) -> None:
+        """Builds a learner that is not built yet."""
+        if self._engine is None:
+            self._build(tuple(images.shape[1:]))
 
     def _number_of(self, task: Hashable, labels: Ints) -> int:
         """The running number of the batch's task."""
@@ -338,15 +429,33 @@ class Learner:
     def _stream(self, source: Stream | Data | str, root: str | Path | None) -> Stream:
         """A stream of images and classes that the learner was made for."""
         stream = streams.stream(source, seed=self.recipe.seed, data=root)
-        if stream.data.shape != self.inputs.shape:
+        if self.inputs is not None and stream.data.shape != self.inputs.shape:
             raise UserError(
                 f"the stream's images have the shape {stream.data.shape} and this learner's {self.inputs.shape}; give it shape="
             )
-        if stream.data.classes > self.classes:
+        if stream.data.classes > self.classes and not self.labels.open:
             raise UserError(
                 f"the stream has {stream.data.classes} classes and this learner {self.classes}; declare more with classes="
             )
         return stream
+
+    def _labels_of(self, stream: Stream) -> Sequence[Hashable]:
+        """The label of each of a stream's classes: its number, or its name if all of these are labels of the learner."""
+        names = stream.data.class_names
+        return names if self.labels.known(names) else range(len(names))
+
+    def _own_numbers(self, stream: Stream) -> Stream:
+        """A stream to learn from, with classes numbered as the learner does: new ones in the order in which they come."""
+        if self._engine is None:
+            self._build(stream.data.shape)
+        labels = self._labels_of(stream)
+        by_arrival = dict.fromkeys([*stream.data.train_y[stream.order].tolist(), *range(len(labels))])
+        self.labels.learned([labels[number] for number in by_arrival])
+        own = self.labels.numbers(labels)
+        if np.array_equal(own, np.arange(len(own))):
+            return stream
+        data = replace(stream.data, train_y=own[stream.data.train_y], test_y=own[stream.data.test_y])
+        return replace(stream, data=data)
 
     def _images(self, x: Images) -> Tensor:
         images = x.to_dense() if isinstance(x, Tensor) else _array(x, "images")
@@ -355,30 +464,12 @@ class Learner:
             raise UserError(
                 f"images must be uint8 (0 to 255), not {images.dtype}; for floats in [0, 1] use (x * 255).round().{cast}"
             )
-        if images.ndim != 4 or tuple(images.shape[1:]) != self.inputs.shape:
-            raise UserError(
-                f"images must have the shape [batch, {', '.join(map(str, self.inputs.shape))}], not {list(images.shape)}"
-            )
+        shape = ("channels", "height", "width") if self.inputs is None else self.inputs.shape
+        if images.ndim != 4 or (self.inputs is not None and tuple(images.shape[1:]) != shape):
+            raise UserError(f"images must have the shape [batch, {', '.join(map(str, shape))}], not {list(images.shape)}")
         if len(images) == 0:
             raise UserError("the batch is empty; give at least one image")
         return torch.as_tensor(images)
-
-    def _labels(self, y: Labels) -> Ints:
-        labels = _whole_numbers(y, "labels")
-        wrong = labels[(labels < 0) | (labels >= self.classes)]
-        if len(wrong):
-            raise UserError(
-                f"label {wrong[0]} is not one of the declared classes 0 to {self.classes - 1}; declare more with classes="
-            )
-        return labels.astype(np.int64)
-
-
-def _whole_numbers(values: Labels, what: str) -> npt.NDArray[Any]:
-    """Of whichever type they are: one that is too large for ours is still the number that it is."""
-    numbers = _array(values, what)
-    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
-        raise UserError(f"{what} must be a list of whole numbers, not {numbers.dtype} of shape {list(numbers.shape)}")
-    return numbers
 
 
 def _array(values: Any, what: str) -> npt.NDArray[Any]:

@@ -39,12 +39,28 @@ class ClassLabels:
     def __len__(self) -> int:
         return len(self.labels) if self.counted is None else int(self.counted)
 
+    @property
+    def declared(self) -> int | list[Hashable] | None:
+        """What was declared."""
+        return self.counted if self.counted is not None else None if self.open else self.labels
+
     def add(self, labels: Iterable[Hashable]) -> None:
         """Gives the labels that are new the next numbers, in their order."""
         for label in labels:
             if key(label) not in self._numbers:
                 self._numbers[key(label)] = len(self.labels)
                 self.labels.append(label)
+
+    def known(self, labels: Iterable[Hashable]) -> bool:
+        """Whether all of them are labels of classes."""
+        return self.counted is None and all(key(label) in self._numbers for label in labels)
+
+    def checked(self, y: Any) -> Sequence[Hashable] | Ints:
+        """The labels in a form that the others take; refuses what cannot be one."""
+        labels = listed(y, "labels") if self.counted is None else whole_numbers(y, "labels")
+        if not self.open:
+            self.numbers(labels)
+        return labels
 
     def numbers(self, y: Any) -> Ints:
         """The class number of each label. One that is new is UNKNOWN where labels are added as they come; else it is refused."""
@@ -66,6 +82,16 @@ class ClassLabels:
     def named(self, numbers: Ints) -> npt.NDArray[Any]:
         """The labels of class numbers: integers if all classes have such labels, else objects."""
         return numbers if self.counted is not None else self.array[numbers]
+
+    def saved(self) -> list[Hashable]:
+        """The labels as a file can hold them, and give them back as they are."""
+        for label in self.labels:
+            if not exact_in_a_file(label):
+                raise UserError(
+                    f"the label {label!r} is a {type(label).__name__}, which a file does not give back as it was; use texts, whole "
+                    "numbers, truth values or tuples of these"
+                )
+        return self.labels
 
     @property
     def array(self) -> npt.NDArray[Any]:
@@ -111,6 +137,11 @@ def listed(y: Any, what: str) -> list[Hashable]:
                 f"one of the {what} is a {type(label).__name__}, which cannot be hashed; use a text or a tuple"
             ) from None
     return values
+
+
+def exact_in_a_file(label: Any) -> bool:
+    """Whether JSON, with tuples, gives the label back."""
+    return all(map(exact_in_a_file, label)) if type(label) is tuple else type(label) in (str, int, bool)
 
 
 def key(label: Hashable) -> Hashable:

@@ -29,6 +29,8 @@ from gracecl.nets.tapped import TappedNet
 from gracecl.registry.options import OPTIMIZER, Precision
 from gracecl.streams import Stream
 
+NOTHING_LEARNED = "nothing was learned yet, so there is nothing to predict; call learn(x, y) first"
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -241,7 +243,7 @@ class Engine:
     def ready_to_predict(self) -> TappedNet:
         """The net to predict with, after the method made what its rules need: once per step."""
         if not self.progress.seen:
-            raise UserError("nothing was learned yet, so there is nothing to predict; call learn(x, y) first")
+            raise UserError(NOTHING_LEARNED)
         self.get_ready()
         while fit := self.unfinished_fit:
             self.step_fit(fit)

@@ -12,6 +12,8 @@ from torch._functorch import config as functorch
 from gracecl import nets, rng
 from gracecl.engine.engine import Engine
 from gracecl.errors import Misfit, UserError
+from gracecl.functional import optim
+from gracecl.functional.augment import augmentation
 from gracecl.inputs import Inputs
 from gracecl.memory import Memories
 from gracecl.methods.base import Method
@@ -30,6 +32,15 @@ SMALLEST_CROPPED = 16
 @dataclass(frozen=True)
 class Recipe(LearnerOptions):
     """What makes a learner, besides its data. Equal recipes and data give equal results to the bit."""
+
+    def check(self) -> Method:
+        """Refuses names and expressions that mean nothing, before anything is built; returns the method."""
+        nets.check(self.net)
+        augmentation(self.augment)
+        optim.check(self.optimizer)
+        device_of(self.device)
+        method: Method = spec.parse_method(self.method)
+        return method
 
     def build(self, inputs: Inputs, classes: int) -> Engine:
         """The engine for such inputs, at its first step."""
