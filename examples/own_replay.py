@@ -8,6 +8,7 @@ import gracecl
 from gracecl.core import Plan, Selection
 from gracecl.functional.losses import cross_entropy, logit_distance
 from gracecl.methods.replay import Replay
+from gracecl.methods.state import per_class
 from gracecl.registry import methods
 
 
@@ -18,6 +19,7 @@ class OwnDER(Replay):
 
     alpha: float = 0.2
     """weight of the distance to these logits"""
+    kept = (per_class("logits", axis=1),)  # [layers, classes] beside each image, longer when a class is new
 
     def plan(self, new, memories, planning):
         slots = memories.replay.draw(self.n_recall, planning.rng)

@@ -45,6 +45,11 @@ def test_what_is_your_own_takes_less_than_twenty_lines(name: str) -> None:
     assert len([line for line in text.splitlines() if line.strip()]) < 20
 
 
+def test_growing_labels_take_at_most_forty_lines() -> None:
+    (example,) = (example for example in EXAMPLES if example.stem == "growing_labels")
+    assert len(example.read_text(encoding="utf-8").splitlines()) <= 40
+
+
 def test_a_replay_method_that_stores_something_takes_three_hooks() -> None:
     """And it makes the steps of the library's own, to the bit."""
     (example,) = (example for example in EXAMPLES if example.stem == "own_replay")
@@ -68,6 +73,7 @@ def test_no_example_is_forgotten() -> None:
         "own_dataset",
         "own_backbone",
         "own_loop",
+        "growing_labels",
         "avalanche_replay",
         "timm_model",
         "lightning_module",

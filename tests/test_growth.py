@@ -93,6 +93,16 @@ def test_stored_logits_are_zero_for_classes_that_came_later() -> None:
     assert logits[2, :, 2].all()
 
 
+def test_stored_values_that_change_their_shape_say_how_to_declare_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = toy_engine("der(alpha=0)", classes=0)
+    monkeypatch.setattr(type(engine.method), "kept", ())
+    learn(engine, 0, 1)
+    with pytest.raises(
+        UserError, match=r"'logits' .* had the shape \[1, 2\] and now has \[1, 3\]; .* kept = \(per_class\('logits'"
+    ):
+        learn(engine, 2)
+
+
 def test_blocks_of_classes_grow_each_at_its_end() -> None:
     growth = Growth(2, 3, seed=0)
     assert growth.padded(torch.tensor([1, 2, 3, 4]), 0, blocks=2).tolist() == [1, 2, 0, 3, 4, 0]

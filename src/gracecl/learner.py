@@ -245,7 +245,10 @@ class Learner:
             if first is None:
                 raise UserError(f"the {type(source).__name__} has no batch, from which this learner would be built")
             batches = chain([first], batches)
-            self._build_for(self._checked(*first[1][:2])[0])
+            try:
+                self._build_for(self._checked(*first[1][:2])[0])
+            except UserError as error:
+                raise UserError(f"batch 1: {error}") from None
 
         def batch(step: int) -> StreamBatch | None:
             if (found := next(batches, None)) is None:

@@ -78,6 +78,12 @@ class Memory:
         for name, value in attributes.items():
             if name not in self.attributes:
                 self.attributes[name] = torch.zeros((self.capacity, *value.shape[1:]), dtype=value.dtype, device=device)
+            held, given = self.attributes[name].shape[1:], value.shape[1:]
+            if held != given:
+                raise UserError(
+                    f"what is stored under '{name}' beside an image had the shape {list(held)} and now has {list(given)}; if an "
+                    f"axis runs over the classes, declare it in the method: kept = (per_class('{name}', axis=...),)"
+                )
             self.attributes[name][where] = value.detach().index_select(0, which)
         places, old, new = slots.tolist(), self.labels[slots].tolist(), labels[rows]
         occupied = [label >= 0 for label in old]
