@@ -323,7 +323,7 @@ METHODS = [
             "MKD.eval_net",
             ('0.5 if self.predict == "mean" else 0.0', '1.0 if self.predict == "mean" else 0.0'),
             ("own.copy_(slow).lerp_(fast, share)", "own.copy_(fast).lerp_(slow, share / 2)"),
-            ("frozen_copy(self.net)", "frozen_copy(self.teacher)"),
+            ("frozen_copy(self.net)", "frozen_copy(self.teacher.copy)"),
         ),
         within(
             "MKD.attach",
@@ -331,8 +331,8 @@ METHODS = [
             ("torch.eye(net.layers)[-1]", "torch.eye(net.layers)[0]"),
             ("module.momentum = 0.0", "module.momentum = 0.1"),
         ),
-        within("MKD.prepare", ("self.follow(1.0)", "self.follow(0.0)")),
-        within("MKD.after_step", ("self.teacher_rate", "1 - self.teacher_rate")),
+        within("MKD.prepare", ("self.teacher.start_over()", "pass")),
+        within("MKD.after_step", ("1 - self.teacher_rate", "self.teacher_rate")),
         within(
             "MKD.prepare",
             ("self.net.meter.count(forward=len(batch))", "self.net.meter.count(forward=0)"),

@@ -260,7 +260,8 @@ PARTS = [
     *of(
         "nets/tapped.py",
         "oracle/test_mirrored.py",
-        within("TappedNet.sweep", ("self(x.flip(-1))", "self(x.flip(-2))"), ("len(x) * (1 + self.mirrored)", "len(x)")),
+        within("TappedNet.predict", ("self(x.flip(-1))", "self(x.flip(-2))")),
+        within("TappedNet.sweep", ("len(x) * (1 + self.mirrored)", "len(x)")),
     ),
     *of(
         "nets/tapped.py",
@@ -501,7 +502,7 @@ PARTS = [
         "memory/reservoir.py",
         "oracle/test_memory.py",
         within(
-            "Memory.add",
+            "Memory.choose",
             ("rng.integers(0, order + 1)", "rng.integers(0, order + 2)"),
             ("chosen[:free] = order[:free]", "chosen[:free] = order[:free][::-1]"),
             ("enumerate(chosen.tolist())", "reversed(list(enumerate(chosen.tolist())))"),

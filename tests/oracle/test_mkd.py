@@ -64,14 +64,14 @@ def test_the_term_is_of_supervised_rows_beside_a_method_with_a_teacher_of_its_ow
 def test_the_teacher_sees_the_steps_images_with_the_batchs_statistics() -> None:
     engine, stream = toy_engine("mkd(er(n_recall=6), teacher_rate=0.1)"), toy_stream()
     feed(engine, stream, until=9)
-    buffers = [value.clone() for value in engine.method.teacher.buffers() if value.is_floating_point()]
+    buffers = [value.clone() for value in engine.method.teacher.copy.buffers() if value.is_floating_point()]
     batch, _ = next_batch(engine, stream)
     twin = toy_engine("er(n_recall=6)").net.train()
     with torch.no_grad():
-        for own, value in zip(twin.parameters(), engine.method.teacher.parameters(), strict=True):
+        for own, value in zip(twin.parameters(), engine.method.teacher.copy.parameters(), strict=True):
             own.copy_(value)
         torch.testing.assert_close(batch.targets["mkd"], twin(batch.x).logits)
-    after = [value for value in engine.method.teacher.buffers() if value.is_floating_point()]
+    after = [value for value in engine.method.teacher.copy.buffers() if value.is_floating_point()]
     assert all(torch.equal(a, b) for a, b in zip(buffers, after, strict=True))
     assert not batch.targets["mkd"].requires_grad
 
@@ -89,7 +89,7 @@ def test_a_harder_view_is_randaugment_of_what_the_net_sees() -> None:
     x = view(batch.x, batch.rng("the teacher's view").random((len(batch), 8)), harder.net.inputs)
     assert not torch.allclose(x, batch.x)
     with torch.no_grad():
-        torch.testing.assert_close(batch.targets["mkd"], harder.method.teacher(x).logits)
+        torch.testing.assert_close(batch.targets["mkd"], harder.method.teacher.copy(x).logits)
     torch.testing.assert_close(next_batch(same, stream)[0].x, batch.x)
 
 
@@ -100,7 +100,7 @@ def follow(engine: Engine) -> list[tuple[list[Tensor], list[Tensor]]]:
 
     def spy(out: Taps, batch: Batch) -> None:
         after(out, batch)
-        seen.append((weights(engine.net), weights(engine.method.teacher)))
+        seen.append((weights(engine.net), weights(engine.method.teacher.copy)))
 
     engine.method.after_step = spy
     return seen
@@ -137,7 +137,7 @@ def test_whose_weights_predict(predict: str, share: float) -> None:
     feed(engine, toy_stream(), until=9)
     before = weights(engine.net)
     net = engine.ready_to_predict()
-    for value, slow, fast in zip(net.parameters(), engine.method.teacher.parameters(), engine.net.parameters(), strict=True):
+    for value, slow, fast in zip(net.parameters(), engine.method.teacher.copy.parameters(), engine.net.parameters(), strict=True):
         torch.testing.assert_close(value, (1 - share) * slow + share * fast)
     for own, latest in zip(net.buffers(), engine.net.buffers(), strict=True):
         assert torch.equal(own, latest)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
-from gracecl.data.pixels import FilePixels
-from gracecl.data.source import Archive, Contents, Source, missing_files, some
+from gracecl.data.source import Archive, Contents, Source, contents_of_files, missing_files, some
 from gracecl.errors import UserError
 from gracecl.registry import datasets
 
@@ -50,18 +47,10 @@ class Cub200(Source):
         images = self._images(folder)
         names = self._table(folder, "classes.txt")
         present = sorted({label for _, label, _ in images}, key=int)
-        number = {label: index for index, label in enumerate(present)}
-        train, test = ([row for row in images if row[2] == part] for part in ("1", "0"))
+        train, test = ([row[:2] for row in images if row[2] == part] for part in ("1", "0"))
         if not train or not test:
             raise UserError(f"{folder / 'train_test_split.txt'} leaves no image for training or none for testing")
-        extent, margin = (CROP, CROP), SHORTER_SIDE / CROP
-        return Contents(
-            train=FilePixels([path for path, _, _ in train], 3, extent, margin),
-            train_y=np.array([number[label] for _, label, _ in train], dtype=np.int64),
-            test=FilePixels([path for path, _, _ in test], 3, extent, margin),
-            test_y=np.array([number[label] for _, label, _ in test], dtype=np.int64),
-            class_names=tuple(names.get(label, label) for label in present),
-        )
+        return contents_of_files(train, test, present, names, CROP, SHORTER_SIDE / CROP)
 
     def problems(self, folder: Path) -> list[str]:
         found = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -16,7 +16,10 @@ from typing import ClassVar
 import numpy as np
 
 from gracecl.data.dataset import Labels
-from gracecl.data.pixels import Pixels
+from gracecl.data.pixels import FilePixels, Pixels
+
+LabelledFiles = Sequence[tuple[Path, str]]
+"""(image, label)"""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,16 @@ class Source(ABC):
     @abstractmethod
     def problems(self, folder: Path) -> list[str]:
         """What a complete copy has and this one has not, one sentence each, without decoding images."""
+
+
+def contents_of_files(
+    train: LabelledFiles, test: LabelledFiles, labels: Sequence[str], names: Mapping[str, str], side: int, margin: float = 1.0
+) -> Contents:
+    """Return contents of colour images in files of their own; class k is `labels[k]`, called `names` of it where that has one."""
+    number = {label: index for index, label in enumerate(labels)}
+    pixels = [FilePixels([path for path, _ in part], 3, (side, side), margin) for part in (train, test)]
+    numbers = [np.array([number[label] for _, label in part], dtype=np.int64) for part in (train, test)]
+    return Contents(pixels[0], numbers[0], pixels[1], numbers[1], tuple(names.get(label, label) for label in labels))
 
 
 def missing_files(paths: Sequence[Path]) -> list[Path]:

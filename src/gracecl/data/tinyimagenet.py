@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
-
-from gracecl.data.pixels import FilePixels
-from gracecl.data.source import Archive, Contents, Source, missing_files, some
+from gracecl.data.source import Archive, Contents, Source, contents_of_files, missing_files, some
 from gracecl.errors import UserError
 from gracecl.registry import datasets
 
@@ -51,16 +48,7 @@ class TinyImageNet(Source):
 
     def read(self, folder: Path) -> Contents:
         train, test = self._images(folder)
-        present = sorted({wnid for _, wnid in train})
-        number = {wnid: index for index, wnid in enumerate(present)}
-        words = self._words(folder)
-        return Contents(
-            train=FilePixels([path for path, _ in train], 3, (SIDE, SIDE)),
-            train_y=np.array([number[wnid] for _, wnid in train], dtype=np.int64),
-            test=FilePixels([path for path, _ in test], 3, (SIDE, SIDE)),
-            test_y=np.array([number[wnid] for _, wnid in test], dtype=np.int64),
-            class_names=tuple(words.get(wnid, wnid) for wnid in present),
-        )
+        return contents_of_files(train, test, sorted({wnid for _, wnid in train}), self._words(folder), SIDE)
 
     def problems(self, folder: Path) -> list[str]:
         train, test = self._train_files(folder), self._annotated(folder)

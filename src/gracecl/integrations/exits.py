@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from gracecl import rng
-from gracecl.core import Taps
+from gracecl.core import NO_TASK, Taps
 from gracecl.errors import UserError
+from gracecl.inputs import Inputs
+from gracecl.memory.reservoir import Memory
 from gracecl.nets.tapped import TappedNet
 
 
@@ -47,36 +49,39 @@ class Past:
     def __init__(self, size: int, seed: int = 0) -> None:
         if size < 1:
             raise UserError(f"the sample of the past needs room for at least one input, not {size}")
-        self.size, self.seed, self.offered = size, seed, 0
-        self.x: Tensor | None = None
-        self.y = torch.full((size,), -1)
+        self.size, self.seed = size, seed
+        self.memory: Memory | None = None
 
     def show(self, x: Tensor, y: Tensor) -> None:
-        """Each input shown so far is kept with the same probability."""
-        if self.x is None:
-            self.x = torch.zeros((self.size, *x.shape[1:]), dtype=x.dtype)
-        order = np.arange(self.offered, self.offered + len(y))
-        chosen = rng.generator(self.seed, "past", self.offered).integers(0, order + 1) if len(y) else order
-        chosen = np.where(order < self.size, order, chosen)
-        self.offered += len(y)
-        last = {slot: row for row, slot in enumerate(chosen.tolist()) if slot < self.size}  # the later one stays
-        if last:  # ever more rarely, so that most steps do not wait for the device
-            slots, rows = list(last), list(last.values())
-            self.x[slots], self.y[slots] = x.detach()[rows].cpu(), y.detach()[rows].cpu().long()
+        """Offer a batch; each input shown so far is kept with the same probability."""
+        if self.memory is None:
+            self.memory = Memory(self.size, Inputs(x.shape[1:], x.dtype))
+        slots, rows = self.memory.choose(rng.generator(self.seed, "past", self.memory.offered), len(y))
+        if len(slots):  # ever more rarely, so that most steps do not wait for the device
+            self.memory.put(slots, x.detach(), rows, y.detach().cpu().long().numpy(), NO_TASK, {})
 
     def sample(self) -> tuple[Tensor, Tensor] | None:
-        """What is kept, or nothing if nothing was shown."""
-        if self.x is None or self.offered == 0:
+        """Return the inputs and labels kept, or None if nothing was shown."""
+        if self.memory is None or not len(self.memory):
             return None
-        held = min(self.offered, self.size)
-        return self.x[:held], self.y[:held]
+        return self.memory.examples.images, torch.from_numpy(self.memory.examples.labels)
+
+    @property
+    def offered(self) -> int:
+        """Inputs shown so far."""
+        return 0 if self.memory is None else self.memory.offered
 
     def state_dict(self) -> dict[str, Any]:
-        return {"x": self.x, "y": self.y, "offered": self.offered}
+        """Tensors and numbers alone, which every loop's checkpoints can hold."""
+        sample = self.sample()
+        return {"size": self.size, "offered": self.offered, "x": sample and sample[0], "y": sample and sample[1]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if len(state["y"]) != self.size:
-            raise UserError(
-                f"the saved sample of the past has {len(state['y'])} places; give past={len(state['y'])} to go on from it"
-            )
-        self.x, self.y, self.offered = state["x"], state["y"], state["offered"]
+        if state["size"] != self.size:
+            raise UserError(f"the saved sample of the past has {state['size']} places; give past={state['size']} to go on from it")
+        self.memory = None
+        if state["offered"]:
+            self.memory = Memory(self.size, Inputs(state["x"].shape[1:], state["x"].dtype))
+            rows = np.arange(len(state["y"]))
+            self.memory.put(rows, state["x"], rows, state["y"].numpy(), NO_TASK, {})
+            self.memory.offered = state["offered"]

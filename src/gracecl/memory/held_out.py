@@ -51,11 +51,11 @@ class HeldOut:
 
     def balanced(self, classes: int) -> Ints:
         """Slots of an equal number of images of each class, when so many were met."""
-        labels = self.memory.labels[: len(self.memory)]
+        labels = self.memory.examples.labels
         return np.flatnonzero(place_in_class(labels) < max(1, self.share(classes)))
 
     def _known(self, new: StreamBatch) -> Ints:
         memory = self.memory
-        slots = np.flatnonzero(np.isin(memory.labels[: len(memory)], new.labels))
+        slots = np.flatnonzero(np.isin(memory.examples.labels, new.labels))
         same = (new.x.flatten(1)[:, None] == memory[slots].flatten(1)).all(dim=2).any(dim=1)
         return np.flatnonzero(same.cpu().numpy())

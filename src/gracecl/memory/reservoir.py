@@ -7,7 +7,7 @@ drawing "64 images of other tasks" costs the same at a thousand images and at a 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,14 @@ from gracecl.machine import check_room
 
 BOOKKEEPING = 64
 """bytes that a slot takes beside its image: label, task, places in the lists"""
+
+
+class Examples(NamedTuple):
+    """Images with their labels and tasks."""
+
+    images: Tensor
+    labels: Ints
+    tasks: Ints
 
 
 class Memory:
@@ -46,6 +54,12 @@ class Memory:
     def __repr__(self) -> str:
         return f"Memory({self.filled} of {self.capacity} images, {self.offered} were offered)"
 
+    @property
+    def examples(self) -> Examples:
+        """Images, labels and tasks of the filled slots, as views of the memory."""
+        held = slice(0, self.filled)
+        return Examples(self.images[held], self.labels[held], self.tasks[held])
+
     def __getitem__(self, slots: Ints) -> Tensor:
         """The images in these slots, as bytes."""
         return self.images.index_select(0, torch.from_numpy(slots).to(self.images.device))
@@ -55,24 +69,28 @@ class Memory:
 
         Returns the slots written. Where two images of the batch fall on one slot, the later one stays, as if they came singly.
         """
-        order = np.arange(self.offered, self.offered + len(labels))
-        self.offered += len(labels)
+        slots, rows = self.choose(rng, len(labels))
+        self.put(slots, x, rows, labels, task, attributes)
+        return slots
+
+    def choose(self, rng: np.random.Generator, count: int) -> tuple[Ints, Ints]:
+        """Draw the slots for a batch of `count` images, and the rows of the batch that go there; count them as offered."""
+        order = np.arange(self.offered, self.offered + count)
+        self.offered += count
         chosen = rng.integers(0, order + 1) if len(order) else order
         free = max(0, self.capacity - self.offered + len(order))
         chosen[:free] = order[:free]
         last = {slot: row for row, slot in enumerate(chosen.tolist()) if slot < self.capacity}
         rows = np.sort(np.fromiter(last.values(), np.int64, len(last)))
-        slots = chosen[rows]
-        self.put(slots, x, rows, labels, task, attributes)
-        return slots
+        return chosen[rows], rows
 
     def put(self, slots: Ints, x: Tensor, rows: Ints, labels: Ints, task: int, attributes: dict[str, Tensor]) -> None:
-        """Writes rows of a batch into slots of the caller's choice."""
+        """Write rows of a batch into slots of the caller's choice; the batch may be on another device."""
         if len(slots) == 0:
             return
         device = self.images.device
         where, which = torch.from_numpy(slots).to(device), torch.from_numpy(rows).to(device)
-        self.images.index_copy_(0, where, x.index_select(0, which))
+        self.images.index_copy_(0, where, x.index_select(0, which.to(x.device)).to(device))
         for name in self.attributes.keys() - attributes.keys():
             self.attributes[name][where] = 0
         for name, value in attributes.items():
@@ -147,9 +165,7 @@ class Memory:
         """Filled slots only: a checkpoint of a half-empty memory is half the size."""
         held = slice(0, self.filled)
         return {
-            "images": self.images[held],
-            "labels": self.labels[held],
-            "tasks": self.tasks[held],
+            **self.examples._asdict(),
             "by_label": self._by_label.state_dict(self.filled),
             "by_task": self._by_task.state_dict(self.filled),
             "offered": self.offered,

@@ -66,7 +66,7 @@ class ASER(ER):
         if self.retrieval == "random" or memory.offered <= memory.capacity or len(memory) == 0:
             return super().recall(new, memories, planning)
         n_c = int(self.sample_size(len(new.progress.seen)))
-        candidates, helped = balanced_draws(memory.labels[: len(memory)], n_c, planning.rng, times=2)
+        candidates, helped = balanced_draws(memory.examples.labels, n_c, planning.rng, times=2)
         wanted = self.recalled(new)
         if len(candidates) <= wanted:
             return Selection(slots=candidates)

@@ -38,13 +38,11 @@ from gracecl.functional.losses import cross_entropy, distillation
 from gracecl.memory import Memories
 from gracecl.methods.base import Traits
 from gracecl.methods.replay import Replay
-from gracecl.nets.heads import CosineHead, HeldRows
+from gracecl.nets.heads import HeldRows, use_cosine_head
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.teacher import Teacher
 from gracecl.registry import methods
 from gracecl.registry.spec import Above, AtLeast, Within
-
-COSINE_EPSILON = 1e-12
 
 
 @methods.register("ccil")
@@ -74,10 +72,8 @@ class CCIL(Replay):
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
-        if not self.last_relu:
-            net.backbone.drop_last_relu()
-        net.classifier = CosineHead(net.classifier, self.scale, COSINE_EPSILON, learned=True)
-        self.held, self.teacher = HeldRows(net.classifier), Teacher(net)
+        head = use_cosine_head(net, self.scale, self.last_relu)
+        self.held, self.teacher = HeldRows(head), Teacher(net)
 
     def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> Plan:
         stream, slots = np.arange(len(new)), memories.replay.draw_by_class(self.recalled(new), planning.rng)

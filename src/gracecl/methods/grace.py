@@ -148,8 +148,8 @@ class Grace(Wrapper):
             newest = np.isin(labels, progress.current)
         else:
             store = memories["heldout"] if self.val_source == "heldout" else memories.replay
-            images, labels = store.images[: len(store)], store.labels[: len(store)]
-            newest = store.tasks[: len(store)] == progress.task
+            images, labels, tasks = store.examples
+            newest = tasks == progress.task
         if self.past_tasks == "all" or progress.task == NO_TASK:
             return images, labels
         older = np.flatnonzero(~newest)
@@ -244,4 +244,4 @@ def layer_accuracies(net: TappedNet, images: Tensor, labels: Ints, means: Tensor
 def memory_means(net: TappedNet, memories: Memories, progress: Progress) -> Tensor:
     """`[L, C, D]`: the class means of what the replay memory holds."""
     memory = memories.replay
-    return class_means(net, memory.images[: len(memory)], memory.labels[: len(memory)], progress.seen)
+    return class_means(net, memory.examples.images, memory.examples.labels, progress.seen)

@@ -104,9 +104,9 @@ class ICaRL(Replay):
         """Fills the memory anew: for each class its exemplars, in the order of herding, in neighbouring slots."""
         memory, candidates = memories.replay, memories[CANDIDATES]
         share = memory.capacity // len(progress.seen)
-        images = torch.cat([store.images[: len(store)] for store in (memory, candidates)])
-        labels = np.concatenate([store.labels[: len(store)] for store in (memory, candidates)])
-        tasks = np.concatenate([store.tasks[: len(store)] for store in (memory, candidates)])
+        images = torch.cat([store.examples.images for store in (memory, candidates)])
+        labels = np.concatenate([store.examples.labels for store in (memory, candidates)])
+        tasks = np.concatenate([store.examples.tasks for store in (memory, candidates)])
         features = features_of(self.net, images)
         kept = []
         for label in progress.seen:

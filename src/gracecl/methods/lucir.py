@@ -38,13 +38,11 @@ from gracecl.memory import Memories
 from gracecl.methods.base import Traits
 from gracecl.methods.replay import Replay
 from gracecl.nets.class_means import class_means
-from gracecl.nets.heads import CosineHead, HeldRows
+from gracecl.nets.heads import HeldRows, use_cosine_head
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.teacher import Teacher
 from gracecl.registry import methods
 from gracecl.registry.spec import AtLeast
-
-COSINE_EPSILON = 1e-12
 
 
 @methods.register("lucir")
@@ -72,10 +70,7 @@ class LUCIR(Replay):
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
-        if not self.last_relu:
-            net.backbone.drop_last_relu()
-        self.head = CosineHead(net.classifier, self.scale, COSINE_EPSILON, learned=True)
-        net.classifier = self.head
+        self.head = use_cosine_head(net, self.scale, self.last_relu)
         self.held, self.teacher = HeldRows(self.head), Teacher(net)
         self.met: tuple[int, ...] = ()
         """classes met before this step"""

@@ -30,7 +30,7 @@ from gracecl.functional.rand_augment import RandAugment
 from gracecl.memory import Memories
 from gracecl.methods.base import Method, Traits, Wrapper
 from gracecl.nets.tapped import BATCH_NORMS, TappedNet
-from gracecl.nets.teacher import frozen_copy
+from gracecl.nets.teacher import Average, frozen_copy
 from gracecl.registry import methods
 from gracecl.registry.spec import Above, Within
 
@@ -62,8 +62,8 @@ class MKD(Wrapper):
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
-        self.teacher = frozen_copy(net).train()
-        for module in self.teacher.modules():
+        self.teacher = Average(net, statistics=False)
+        for module in self.teacher.copy.train().modules():
             if isinstance(module, BATCH_NORMS):
                 module.momentum = 0.0  # it uses each batch's statistics and keeps none
         weight = torch.ones(net.layers) / net.layers if self.layers == "all" else torch.eye(net.layers)[-1]
@@ -72,13 +72,13 @@ class MKD(Wrapper):
 
     def prepare(self, batch: Batch) -> None:
         if not self.begun:  # whatever weights the first step starts from, the teacher starts from too
-            self.follow(1.0)
+            self.teacher.start_over()
         self.net.meter.count(forward=len(batch))
         x = batch.x
         if self.harder:
             view = RandAugment(self.harder, self.magnitude)
             x = view(x, batch.rng("the teacher's view").random((len(batch), view.draws)), self.net.inputs.images)
-        batch.targets["mkd"] = self.teacher(x).logits
+        batch.targets["mkd"] = self.teacher.copy(x).logits
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         rows = batch.supervised
@@ -86,20 +86,14 @@ class MKD(Wrapper):
         return {"kd/teacher": self.strength * self.temperature**2 * self.layer_weight * towards}
 
     def after_step(self, out: Taps, batch: Batch) -> None:
-        self.follow(self.teacher_rate)
+        self.teacher.update(1 - self.teacher_rate)
         self.begun = True
-
-    def follow(self, share: float) -> None:
-        """The teacher's weights move towards the net's."""
-        with torch.no_grad():
-            for slow, fast in zip(self.teacher.parameters(), self.net.parameters(), strict=True):
-                slow.lerp_(fast, share)
 
     def eval_net(self, net: TappedNet) -> TappedNet:
         if self.predict == "net":
             return net
         mean, share = frozen_copy(self.net), 0.5 if self.predict == "mean" else 0.0
         with torch.no_grad():
-            for own, slow, fast in zip(mean.parameters(), self.teacher.parameters(), self.net.parameters(), strict=True):
+            for own, slow, fast in zip(mean.parameters(), self.teacher.copy.parameters(), self.net.parameters(), strict=True):
                 own.copy_(slow).lerp_(fast, share)
         return mean

@@ -128,7 +128,7 @@ class MOSE(Method):
 
     def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> None:
         memory = memories.replay
-        self.means = class_means(net, memory.images[: len(memory)], memory.labels[: len(memory)], progress.seen)
+        self.means = class_means(net, memory.examples.images, memory.examples.labels, progress.seen)
 
     def rules(self, out: Taps) -> dict[str, Tensor]:
         return {"linear": out.logits, "ncm": nearest_mean(out.features, self.means)}

@@ -198,9 +198,9 @@ class OnlineLoRA(Method):
                 room -= sizes[entry]
         if kept == list(range(1, len(sizes))):
             return
-        images = torch.cat([new.x, memory.images[: len(memory)]])
-        labels = np.concatenate([new.labels, memory.labels[: len(memory)]])
-        tasks = np.concatenate([np.full(len(new), new.progress.task), memory.tasks[: len(memory)]])
+        images = torch.cat([new.x, memory.examples.images])
+        labels = np.concatenate([new.labels, memory.examples.labels])
+        tasks = np.concatenate([np.full(len(new), new.progress.task), memory.examples.tasks])
         rows = np.split(np.arange(len(labels)), np.cumsum(sizes)[:-1])
         memory.clear()
         self.sizes = [sizes[entry] for entry in kept]

@@ -58,7 +58,7 @@ class Replay(Method):
     def past(self, memories: Memories) -> tuple[Tensor, Ints]:
         """The images that class means are taken of, and their labels."""
         memory = memories.replay
-        return memory.images[: len(memory)], memory.labels[: len(memory)]
+        return memory.examples[:2]
 
     def rules(self, out: Taps) -> dict[str, Tensor]:
         """By class means, a class that memory holds no image of is never predicted."""

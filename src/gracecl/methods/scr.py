@@ -136,8 +136,8 @@ class SCR(Replay):
     def known_means(self, net: TappedNet, memories: Memories, progress: Progress) -> tuple[Tensor, Tensor]:
         """The mean of each class, `[L, C, D]`, and which classes can be predicted by it, `[C]`."""
         memory = memories.replay
-        labels: Ints = memory.labels[: len(memory)]
-        means = class_means(net, memory.images[: len(memory)], labels, progress.seen)
+        labels: Ints = memory.examples.labels
+        means = class_means(net, memory.examples.images, labels, progress.seen)
         if self.without_images == "random" or len(labels) == 0:  # with no image at all, directions are as good as anything
             return means, torch.ones_like(self.ever_held)
         held = classes_among(torch.from_numpy(labels), net.classes).to(means.device)

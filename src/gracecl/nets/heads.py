@@ -9,7 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from gracecl.functional.losses import unit
-from gracecl.nets.tapped import StackedLinear
+from gracecl.nets.tapped import StackedLinear, TappedNet
+
+COSINE_EPSILON = 1e-12
+"""added to norms"""
 
 
 class CosineHead(StackedLinear):
@@ -41,6 +44,15 @@ class CosineHead(StackedLinear):
         length = (norms * like).sum(dim=1) / like.sum()
         given = directions.any(dim=-1)[:, None]
         self.weight.copy_(torch.where(given, length[:, None, None] * directions.transpose(1, 2), self.weight))
+
+
+def use_cosine_head(net: TappedNet, scale: float, keep_relu: bool) -> CosineHead:
+    """Replace the linear head of a net by a cosine head with a learned scale, and drop the last ReLU unless it is kept."""
+    if not keep_relu:
+        net.backbone.drop_last_relu()
+    head = CosineHead(net.classifier, scale, COSINE_EPSILON, learned=True)
+    net.classifier = head
+    return head
 
 
 class HeldRows:

@@ -183,6 +183,11 @@ class TappedNet(nn.Module):
         self.extras[name] = module.to(self.classifier.weight.device)
         return module
 
+    def predict(self, x: Tensor) -> Taps:
+        """Return the taps that predictions use: of the inputs or, if `mirrored`, the mean over them and their mirror images."""
+        taps: Taps = self(x)
+        return Taps.mean(taps, self(x.flip(-1))) if self.mirrored else taps
+
     def sweep(self, images: Tensor, batch: int = 256) -> Iterator[tuple[slice, Taps]]:
         """A scoring pass over raw images, in evaluation mode and full precision; it leaves the net as it was."""
         device = self.classifier.weight.device
@@ -192,6 +197,6 @@ class TappedNet(nn.Module):
                 # Not inside the generator's yield: the caller's code must run under the caller's own gradient mode.
                 with torch.no_grad():
                     x = self.inputs.normalise(images[rows].to(device))
-                    taps = Taps.mean(self(x), self(x.flip(-1))) if self.mirrored else self(x)
+                    taps = self.predict(x)
                 self.meter.count(forward=len(x) * (1 + self.mirrored))
                 yield rows, taps

@@ -66,12 +66,12 @@ class Teacher:
 
 
 class Average:
-    """A frozen copy of a net that follows it as a moving average, weights and BatchNorm statistics alike."""
+    """A frozen copy of a net that follows it as a moving average: weights, and BatchNorm statistics unless told otherwise."""
 
-    def __init__(self, net: TappedNet) -> None:
+    def __init__(self, net: TappedNet, statistics: bool = True) -> None:
         self.copy = frozen_copy(net)
-        trained = entries(net)
-        self._pairs = [(value, trained[name]) for name, value in entries(self.copy).items()]
+        trained, followed = entries(net), entries(self.copy) if statistics else dict(self.copy.named_parameters())
+        self._pairs = [(value, trained[name]) for name, value in followed.items()]
         averaged = [pair for pair in self._pairs if pair[0].is_floating_point()]
         self._averages, self._latest = [own for own, _ in averaged], [latest for _, latest in averaged]
         self._counters = [pair for pair in self._pairs if not pair[0].is_floating_point()]

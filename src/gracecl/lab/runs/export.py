@@ -57,8 +57,7 @@ class Predictor(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.net.inputs.normalise(images)
-        out = Taps.mean(self.net(x), self.net(x.flip(-1))) if self.net.mirrored else self.net(x)
-        return scores_by(self.rule, self.chain, out, torch.tensor(self.seen, device=images.device))
+        return scores_by(self.rule, self.chain, self.net.predict(x), torch.tensor(self.seen, device=images.device))
 
 
 def export_run(folder: Path, file: Path, rule: str | None = None) -> str:

@@ -73,5 +73,5 @@ def of_run(folder: Path) -> float:
     engine, _ = learner_and_stream(work.in_its_layout(), work.data_root)
     engine.load_state_dict(checkpoint.load(folder / "checkpoint.safetensors")["trainer"]["engine"])
     memory = engine.memories.replay
-    images, labels = memory.images[: len(memory)], memory.labels[: len(memory)]
+    images, labels, _ = memory.examples
     return sharpness(lambda: mean_cross_entropy(engine.net, images, labels), list(engine.net.backbone.parameters()))
