@@ -15,6 +15,7 @@ from gracecl.errors import UserError
 from gracecl.testing import TOY_SHAPE, assert_same, feed, toy_data, toy_engine, toy_stream
 
 SMALL = "ranpac(projections=50{})"
+HELD_OUT = ", ridge='held_out'"
 
 
 def projected(method, x: np.ndarray, layer: int) -> np.ndarray:
@@ -29,17 +30,20 @@ def test_it_is_ridge_regression_to_one_hot_labels(taps: int, batch: int, until: 
     engine, stream = learned(SMALL.format(f", ridge={ridge}"), taps, batch, until and until * 7 // batch)
     images, labels = seen_images(engine, stream)
     for layer in range(taps):
-        h = projected(engine.method, features(engine, images)[layer], layer)
+        h = projected(engine.chain.learner, features(engine, images)[layer], layer)
         assert 0.2 < (h == 0).mean() < 0.8
         regression = Ridge(alpha=ridge, fit_intercept=False).fit(h, np.eye(6)[labels])
-        expected = regression.predict(projected(engine.method, features(engine, stream.data.test_x)[layer], layer))
-        np.testing.assert_allclose(scores(engine, stream.data.test_x)[layer], expected, rtol=1e-6, atol=1e-6)
-        np.testing.assert_allclose(engine.method.weight[layer].T, regression.coef_, rtol=1e-6, atol=1e-8)
+        expected = regression.predict(projected(engine.chain.learner, features(engine, stream.data.test_x)[layer], layer))
+        met = np.unique(labels)
+        found = scores(engine, stream.data.test_x)[layer]
+        np.testing.assert_allclose(found[:, met], expected[:, met], rtol=1e-6, atol=1e-6)
+        assert np.isneginf(np.delete(found, met, axis=1)).all(), "a class that was not met"
+        np.testing.assert_allclose(engine.chain.learner.solution.weight[layer].T, regression.coef_, rtol=1e-6, atol=1e-8)
 
 
 def noisy(ridge_wanted: str):
     """An engine whose best ridge is neither the smallest nor the largest: labels are partly random, or not."""
-    engine, stream = engine_of(SMALL.format(""), taps=2), toy_stream()
+    engine, stream = engine_of(SMALL.format(HELD_OUT), taps=2), toy_stream()
     generator, data = np.random.default_rng(1), toy_data(6, 40)
     labels = generator.integers(0, 6, 240) if ridge_wanted == "large" else data.train_y
     order = generator.permutation(240)
@@ -56,7 +60,7 @@ def test_the_ridge_is_that_with_the_least_error_on_every_fifth_image(wanted: str
     y = np.eye(6)[labels]
     chosen = []
     for layer in range(2):
-        h = projected(engine.method, features(engine, images)[layer], layer)
+        h = projected(engine.chain.learner, features(engine, images)[layer], layer)
         ridges = 10.0 ** np.arange(-8, 9)
         errors = [
             ((Ridge(alpha=ridge, fit_intercept=False, solver="svd").fit(h[~held], y[~held]).predict(h[held]) - y[held]) ** 2).sum()
@@ -64,33 +68,52 @@ def test_the_ridge_is_that_with_the_least_error_on_every_fifth_image(wanted: str
         ]
         chosen.append(ridges[np.argmin(errors)])
         regression = Ridge(alpha=chosen[-1], fit_intercept=False).fit(h, y)
-        expected = regression.predict(projected(engine.method, features(engine, stream.data.test_x)[layer], layer))
+        expected = regression.predict(projected(engine.chain.learner, features(engine, stream.data.test_x)[layer], layer))
         np.testing.assert_allclose(scores(engine, stream.data.test_x)[layer], expected, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(engine.method.ridges(), chosen)
+    np.testing.assert_allclose(engine.chain.learner.ridges(), chosen)
     assert all(1e-8 < ridge < 1e8 for ridge in chosen)
     assert (min(chosen) >= 1e3) == (wanted == "large")
 
 
 def test_before_an_image_is_held_out_the_ridge_is_1() -> None:
-    engine, data = toy_engine(SMALL.format("")), toy_data()
+    engine, data = toy_engine(SMALL.format(HELD_OUT)), toy_data()
+    learner = engine.chain.learner
     engine.learn(StreamBatch(data.train_x[:4], data.train_y[:4]))
-    assert engine.method.ridges().tolist() == [1.0]
+    assert learner.ridges().tolist() == [1.0]
     engine.learn(StreamBatch(data.train_x[4:9], data.train_y[4:9]))
-    assert engine.method.images.tolist() == [8, 1]
+    assert (len(learner.sums), len(learner.held_out)) == (8, 1)
     engine.ready_to_predict()
 
 
 def test_the_choice_of_the_ridge_changes_no_sum() -> None:
-    """Sums of both parts are those that a given ridge would be used with."""
-    open_, given = learned(SMALL.format(""))[0].method, learned(SMALL.format(", ridge=2.0"))[0].method
+    """Sums of both parts are those that a given ridge would be used with; the evidence takes them as they are."""
+    open_, given, likely = (learned(SMALL.format(option))[0].chain.learner for option in (HELD_OUT, ", ridge=2.0", ""))
     assert torch.equal(open_.projection, given.projection)
-    torch.testing.assert_close(open_.gram.sum(dim=0), given.gram[0])
-    torch.testing.assert_close(open_.prototypes.sum(dim=0), given.prototypes[0])
-    assert (len(open_.gram), len(given.gram)) == (2, 1)
+    for learner in (open_, likely):
+        torch.testing.assert_close(learner.all_sums.gram, given.sums.gram)
+        torch.testing.assert_close(learner.all_sums.class_sums, given.sums.class_sums)
+    assert (len(open_.held_out), len(given.held_out), len(likely.held_out)) == (48, 0, 0)
+
+
+def test_the_ridge_is_the_likeliest() -> None:
+    """Of half powers of ten times the mean eigenvalue, by the marginal likelihood of the labels written out."""
+    engine, stream = learned(SMALL.format(""), taps=2)
+    images, labels = seen_images(engine, stream)
+    y = np.eye(6)[labels]
+    for layer in range(2):
+        h = projected(engine.chain.learner, features(engine, images)[layer], layer)
+        n = len(h)
+
+        def likelihood(ridge: float, h: np.ndarray = h, n: int = n) -> float:
+            kernel = np.eye(n) + h @ h.T / ridge  # the covariance of a column of y, as a multiple of the noise
+            return n * np.log((y * np.linalg.solve(kernel, y)).sum()) + np.linalg.slogdet(kernel)[1]
+
+        ridges = (h**2).sum() / min(h.shape) * 10.0 ** np.arange(-6, 2.5, 0.5)
+        np.testing.assert_allclose(engine.chain.learner.ridges()[layer], ridges[np.argmin([likelihood(each) for each in ridges])])
 
 
 def test_projections_are_normal_and_follow_from_the_seed() -> None:
-    one, two = (toy_engine("ranpac(projections=3000)", net="mlp(width=12, depth=4)", taps=2).method.projection for _ in range(2))
+    one, two = (toy_engine("ranpac(projections=3000)", net="mlp(width=12, depth=4)", taps=2).chain.learner.projection for _ in range(2))
     assert torch.equal(one, two)
     assert one.shape == (2, 12, 3000)
     assert abs(one.mean()) < 0.02

@@ -69,9 +69,9 @@ def test_a_batch_is_its_images_one_after_the_other(batch: int, reference: bool) 
             covariance = (t * covariance + weight * np.outer(d, d)) / (t + 1)
             means[y] += d / (counts[y] + 1)
             counts[y] += 1
-        np.testing.assert_array_equal(engine.method.counts, counts)
-        np.testing.assert_allclose(engine.method.means[layer], means, rtol=1e-9, atol=1e-9)
-        np.testing.assert_allclose(engine.method.scatter[layer] / len(x), covariance, rtol=1e-9, atol=1e-9)
+        np.testing.assert_array_equal(engine.chain.learner.sums.counts, counts)
+        np.testing.assert_allclose(engine.chain.learner.sums.means[layer], means, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(engine.chain.learner.sums.scatter[layer] / len(x), covariance, rtol=1e-9, atol=1e-9)
         precision = np.linalg.inv((1 - 1e-4) * covariance + 1e-4 * np.eye(64))
         test = features(engine, stream.data.test_x)[layer]
         expected = [[m @ precision @ z - m @ precision @ m / 2 for m in means] for z in test]
@@ -85,9 +85,9 @@ def test_the_order_of_the_stream_does_not_matter_and_epochs_add_nothing() -> Non
         engine = engine_of("slda()")
         for rows in np.array_split(order, 30):
             engine.learn(StreamBatch(data.train_x[rows], data.train_y[rows]))
-        before = engine.method.state_dict()
+        before = engine.chain.state_dict()
         engine.learn(StreamBatch(data.train_x[:9], data.train_y[:9], fresh=False))
-        assert_same(engine.method.state_dict(), before, "a later epoch")
+        assert_same(engine.chain.state_dict(), before, "a later epoch")
         engine.ready_to_predict()
         found.append(scores(engine, test))
     torch.testing.assert_close(*found, rtol=1e-7, atol=1e-7)
@@ -105,13 +105,13 @@ def test_the_net_stays_as_it_is_and_no_image_is_kept(net: str) -> None:
     assert len(engine.memories.replay) == 0
     assert (engine.net.meter.forward, engine.net.meter.backward) == (len(stream.order), 0)
     feed(frozen, stream)
-    assert_same(frozen.method.state_dict(), engine.method.state_dict(), "what a frozen net gives")
+    assert_same(frozen.chain.state_dict(), engine.chain.state_dict(), "what a frozen net gives")
     [(_, out)] = engine.net.sweep(stream.batch(0).x)
     y = stream.batch(0).labels
     single = toy_engine("slda()", net=net, taps=4)
     feed(single, stream, until=1)
     for label in set(y.tolist()):
-        torch.testing.assert_close(single.method.means[:, label], out.features[:, y == label].double().mean(dim=1))
+        torch.testing.assert_close(single.chain.learner.sums.means[:, label], out.features[:, y == label].double().mean(dim=1))
 
 
 def test_it_learns() -> None:

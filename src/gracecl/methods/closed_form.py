@@ -3,7 +3,8 @@
 The net stays as it was built, whether its trunk is frozen or not: there are no gradients, no steps and no replay memory, so
 optimizer, augmentation and memory of a run have no effect. What such a method knows of images is what the net knew before, so give
 it a net with pretrained weights, as in `--net "efficientnet_lite0(freeze=True)"`; on a net without, it works on random features.
-Every image is seen once, as it is and in evaluation mode; later epochs over a task add nothing. Sums are in double precision.
+Every image is seen once, as it is and in evaluation mode; later epochs over a task add nothing. Sums are in double precision, and
+they are all that is kept: any order, any batching and any split over machines of the same images gives the same learner.
 
 Wrappers are refused, GRACE among them: there is no loss to weigh and no step to change.
 """
@@ -13,37 +14,66 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
 
-import torch
 from torch import Tensor
 
-from gracecl.core import Plan, Planning, StreamBatch
+from gracecl.core import Ints, Plan, Planning, StreamBatch
+from gracecl.functional.sums import Sums
+from gracecl.machine import check_room
 from gracecl.memory import Memories
 from gracecl.methods.base import Method, Traits
+
+BYTES_OF_A_DOUBLE = 8
 
 
 @dataclass(eq=False, repr=False)
 class ClosedForm(Method):
-    """A method that keeps sums over features, in the tensors that `state` names."""
+    """A method that keeps sums over features, `sums`."""
 
     traits = Traits(trains="never", met_only=True)
-    family: ClassVar[str]
-    """of its scores among the rules"""
+    state = ("sums",)
 
     def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
         return iter(())
 
     def after_batch(self, memories: Memories, new: StreamBatch) -> None:
         """Adds the images to the sums; none is kept."""
-        labels = torch.from_numpy(new.labels).to(new.x.device)
         for rows, taps in self.net.sweep(new.x):
-            self.add(taps.features.double(), labels[rows])
+            self.add(taps.features.double(), new.labels[rows])
 
     @abstractmethod
-    def add(self, features: Tensor, labels: Tensor) -> None:
+    def add(self, features: Tensor, labels: Ints) -> None:
         """Adds images with features `[L, B, D]` to the sums."""
 
+    def begin(self, layers: int, size: int, each_class: bool = False) -> None:
+        """Begins with sums of no images."""
+        self.sums = self.new_sums(layers, size, each_class)
+
+    def new_sums(self, layers: int, size: int, each_class: bool = False) -> Sums:
+        """Sums of no images, for `size` features of each layer."""
+        classes = self.net.classes
+        numbers = layers * size * (classes + size * (classes if each_class else 1))
+        check_room(BYTES_OF_A_DOUBLE * numbers, f"sums over {size} projections", "use fewer projections")
+        return Sums(layers, classes, size, self.net.classifier.weight.device, each_class)
+
+    def merge(self, other: ClosedForm) -> None:
+        """Adds what another learner with the same options and the same net has learned."""
+        self.sums.merge(other.sums)
+
+
+@dataclass(eq=False, repr=False)
+class Preset(Method):
+    """A paper's method as options of another one, which is what learns."""
+
+    @abstractmethod
+    def closed(self) -> Method:
+        """The method with the paper's options."""
+
+    @cached_property
+    def _meant(self) -> Method:
+        return self.closed()
+
     @property
-    def rule(self) -> str:
-        return f"{self.family}_last"
+    def parts(self) -> tuple[Method, ...]:
+        return self._meant.parts
