@@ -78,7 +78,11 @@ def test_ranpac(prefix: str) -> None:
     classes = int(cuts[-1])
     for task in range(3):
         ridge = float(golden[f"{prefix}_lambda_{task}"])
-        text = f"ranpac(projections=20, ridge={ridge})" if prefix == "rp" else f"closed(solver='ridge', intercept=False, shrink={ridge})"
+        text = (
+            f"ranpac(projections=20, ridge={ridge})"
+            if prefix == "rp"
+            else f"closed(solver='ridge', intercept=False, shrink={ridge})"
+        )
         engine, alone, held = (engine_of(text, x.shape[1], classes) for _ in range(3))
         for one in (engine, alone, held) if prefix == "rp" else ():
             use_draws(one, golden["rp_W_rand"])
@@ -99,9 +103,7 @@ def test_ranpac(prefix: str) -> None:
         first = int(0.8 * len(rows))
         learn(alone, x[rows[:first]], y[rows[:first]])
         learn(held, x[rows[first:]], y[rows[first:]])
-        tried, errors = forms.held_out_errors(
-            alone.chain.learner.sums, held.chain.learner.sums, torch.from_numpy(golden["ridges"])
-        )
+        tried, errors = forms.held_out_errors(alone.chain.learner.sums, held.chain.learner.sums, torch.from_numpy(golden["ridges"]))
         mean = errors[:, 0].numpy() / (len(rows) - first) / classes
         usable = tried[:, 0].numpy() == golden["ridges"]
         expected = golden[f"{prefix}_val_mse_{task}"]
@@ -184,7 +186,9 @@ def test_air() -> None:
         expected = golden[f"weight_{batch}"]
         theirs = np.where(met, 1 / np.maximum(counts, 1), 0) * expected.shape[1] / (1 / counts[met]).sum()
         scale = counts.sum() / (theirs * counts).sum()  # ours are scaled to sum to n
-        engine = learned(f"closed(solver='ridge', intercept=False, weights='exact', shrink={ridge * scale})", h[seen], y[seen], classes)
+        engine = learned(
+            f"closed(solver='ridge', intercept=False, weights='exact', shrink={ridge * scale})", h[seen], y[seen], classes
+        )
         assert_close(weight(engine)[:, : expected.shape[1]], expected)
         assert_close(scores(engine, golden["h_test"])[:, met], golden[f"scores_{batch}"][:, met[: expected.shape[1]]])
     sums = engine.chain.learner.sums
@@ -197,7 +201,7 @@ def test_air() -> None:
 def test_foal() -> None:
     golden = load("foal")
     tokens, y = golden["cls_tokens"], golden["y"]
-    blocks, n, width = tokens.shape
+    blocks, _, width = tokens.shape
     size, classes = len(golden["projection"]), golden["W_0"].shape[1]
     taps = TappedNet(NoLayers(width), classes, embedding=1).double()
     taps.layers = blocks
@@ -385,10 +389,10 @@ def test_fecam(case: str, options: str) -> None:
 
 
 def test_class_covariances() -> None:
-    """Of features as they are. The program inverts those of few images by pinv; the others are compared."""
+    """Of features as they are, before anything is done to them."""
     golden = load("fecam")
     x, y = golden["x"], golden["y"]
-    classes, width = int(y.max()) + 1, x.shape[1]
+    classes = int(y.max()) + 1
     engine = learned("fecam(few=0.0, beta=1.0, rounds=0, correlate=False)", x, y, classes)
     assert_close(engine.chain.learner.covariances()[0], golden["plain_cov"])
 
@@ -410,7 +414,7 @@ def test_choices() -> None:
     assert_close(ridge.scale * 10.0 ** np.arange(-6, 3), golden["lambdas"])
     found = {name: [] for name in ("q", "logdet", "evidence")}
     for each in ridges:
-        solution, inner = ridge.solved(each[None])
+        _, inner = ridge.solved(each[None])
         found["q"].append(float(ridge.unexplained(inner)))
         found["evidence"].append(float(ridge.evidence(each[None])))
         n = len(y)
@@ -435,9 +439,7 @@ def test_choices() -> None:
     share = forms.oas(covariance, len(y))
     assert_close(share, [golden["oas_shrinkage"]])
     assert_close(forms.shrunk(covariance, share)[0], golden["oas_covariance"])
-    assert_close(
-        forms.discriminant(sums, forms.shrunk(covariance, share))(torch.from_numpy(h_test)[None])[0], golden["lda_scores"]
-    )
+    assert_close(forms.discriminant(sums, forms.shrunk(covariance, share))(torch.from_numpy(h_test)[None])[0], golden["lda_scores"])
     assert_close(forms.oas(covariance, len(y) - classes), [golden["oas_dof_shrinkage"]])
     assert_close(scores(learned("closed()", h, y, classes), h_test), golden["lda_dof_scores"])
     for kind in ("sqrt", "balanced"):

@@ -33,6 +33,7 @@ from gracecl.testing import (
 METHODS = [name for name in methods.names() if name != "grace"]
 SHORTER = {
     "ranpac": "projections=20",
+    **dict.fromkeys(("acil", "air", "foal", "gacl", "klda", "randumb"), "size=20"),
     "rar": "iterations=2",
     "gdumb": "epochs=6",
     "adversarial_replay": "attack_steps=1",
@@ -43,7 +44,13 @@ SHORTER = {
 """what makes a method's laws take less time and changes nothing else"""
 ALONE = [f"{name}({SHORTER.get(name, '')})" for name in METHODS]
 IN_GRACE = [f"grace({method})" for method in ALONE if spec.parse_method(method).chain.traits.trains != "never"]
-EXPRESSIONS = [*ALONE, *IN_GRACE, "er(reduction='sum_of_means')", "bic(held_out=0.5)"]
+CLOSED = [
+    "closed(solver='ridge', weights='exact', refresh=5)",
+    "closed(map='rff', size=20, members=2, temperature=True)",
+    "ranpac(projections=20, ridge='held_out')",
+    "slda(reference=True)",
+]
+EXPRESSIONS = [*ALONE, *IN_GRACE, *CLOSED, "er(reduction='sum_of_means')", "bic(held_out=0.5)"]
 SUMS = ["er() + ewc() + cpr()", "grace(er() + ewc())", "grace(sgd(classes='current') + lwf())", "grace(derpp() + si())"]
 NETS = ["resnet18(width=2)", TOY_TRANSFORMER, "own_cnn"]
 ON_NETS = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mutant import SOURCE, TESTS, Mutant
+from of_closed import CLOSED
 from of_corners import CORNERS
 from of_methods import METHODS
 from of_numbers import NUMBERS
@@ -11,4 +12,4 @@ from of_streams import STREAMS
 
 __all__ = ["MUTANTS", "SOURCE", "TESTS", "Mutant"]
 
-MUTANTS = [*PARTS, *STREAMS, *NUMBERS, *METHODS, *CORNERS]
+MUTANTS = [*PARTS, *STREAMS, *NUMBERS, *METHODS, *CLOSED, *CORNERS]

@@ -434,18 +434,6 @@ METHODS = [
     ),
     *method("pcr", within("PCR.plan", ("((), planning.augment)", "(planning.augment, planning.augment)"))),
     *method(
-        "ranpac",
-        within("RanPAC.projected", ("torch.relu(features.double() @ self.projection)", "features.double() @ self.projection")),
-        within(
-            "RanPAC.before_eval",
-            (
-                "gram.diagonal(dim1=1, dim2=2).add_(self.ridges()[:, None])",
-                "gram.diagonal(dim1=1, dim2=2).sub_(self.ridges()[:, None])",
-            ),
-        ),
-        within("RanPAC.ridges", ("gram @ solution - 2 * wanted", "gram @ solution - wanted")),
-    ),
-    *method(
         "rar",
         within("RAR.plans", ("range(self.iterations)", "range(1)")),
         within(
@@ -478,15 +466,6 @@ METHODS = [
         "sgd",
         within("SGD.losses", ("cross_entropy(out.logits, batch.y, self.spanned(batch))", "cross_entropy(out.logits, batch.y)")),
         tests="oracle/test_lwf.py oracle/test_joint.py",
-    ),
-    *method(
-        "slda",
-        within("SLDA.add", ("weigh_by / (weigh_by + 1)", "weigh_by / weigh_by.clamp(min=1)")),
-        within(
-            "SLDA.before_eval",
-            ("(1 - self.shrinkage) * covariance", "covariance"),
-            ("-(means * self.weight).sum(dim=1, keepdim=True) / 2", "-(means * self.weight).sum(dim=1, keepdim=True)"),
-        ),
     ),
     *method(
         "ssil",

@@ -167,7 +167,9 @@ def test_declared_classes_that_never_come_change_nothing(expression: str) -> Non
 
 
 @pytest.mark.parametrize("expression", FAMILY)
-@pytest.mark.parametrize("case", ["one image", "one class", "an image per class", "fewer images than features", "constant", "twice"])
+@pytest.mark.parametrize(
+    "case", ["one image", "one class", "an image per class", "fewer images than features", "constant", "twice"]
+)
 def test_next_to_nothing_gives_finite_scores(expression: str, case: str) -> None:
     x, y = data()
     rows = {
@@ -386,10 +388,7 @@ def deviations(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def test_analysis_is_scikit_learns(shrink: str | float) -> None:
     (x, y), test = data(), data(10, seed=5)[0]
     covariance = empirical_covariance(deviations(x, y), assume_centered=True)
-    if shrink == "oas":
-        share = float(forms.oas(torch.from_numpy(covariance)[None], 60 - CLASSES))
-    else:
-        share = shrink
+    share = float(forms.oas(torch.from_numpy(covariance)[None], 60 - CLASSES)) if shrink == "oas" else shrink
     covariance = (1 - share) * covariance + share * np.trace(covariance) / WIDTH * np.eye(WIDTH)
     sklearn = LinearDiscriminantAnalysis(solver="lsqr", covariance_estimator=Pooled(covariance)).fit(x, y)
     found = scores(learned(f"closed(shrink={shrink!r})", x, y), test)[0]

@@ -113,7 +113,9 @@ def test_the_ridge_is_the_likeliest() -> None:
 
 
 def test_projections_are_normal_and_follow_from_the_seed() -> None:
-    one, two = (toy_engine("ranpac(projections=3000)", net="mlp(width=12, depth=4)", taps=2).chain.learner.projection for _ in range(2))
+    one, two = (
+        toy_engine("ranpac(projections=3000)", net="mlp(width=12, depth=4)", taps=2).chain.learner.projection for _ in range(2)
+    )
     assert torch.equal(one, two)
     assert one.shape == (2, 12, 3000)
     assert abs(one.mean()) < 0.02

@@ -1,10 +1,10 @@
 """Classifiers that follow from sums over features: nearest means, discriminant analysis, ridge regression, class covariances.
 
-U [M, K] are the means of the classes met, n_k their counts, S_w the scatter within classes (`functional/sums.py`). One factor serves
-all linear rules: with A = S_w + λ I = L Lᵀ, P = A⁻¹ U and T = Uᵀ P,
+U [M, K] are the means of the classes met, n_k their counts, S_w the scatter within classes (`functional/sums.py`). One factor
+serves all linear rules: with A = S_w + λ I = L Lᵀ, P = A⁻¹ U and T = Uᵀ P,
 
     discriminant analysis, covariance A:   hᵀ P - ½ diag T
-    ridge regression to one-hot labels:    V = (G + λ I)⁻¹ C = P (D⁻¹ + T)⁻¹, with D = diag(w_k n_k), w_k = 1 unless classes are weighed
+    ridge regression to one-hot labels:    V = (G + λ I)⁻¹ C = P (D⁻¹ + T)⁻¹, D = diag(w_k n_k), w_k = 1 unless classes are weighed
     with an intercept:                     U - m for U, m the mean of all images; bias = w_k n_k / n - mᵀ V
 
 so ridge is a K × K mixture of the scores of discriminant analysis, and the evidence of λ needs no more than the same factor:
@@ -67,7 +67,7 @@ class Linear:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
-            setattr(self, name, value.to(self.bias.device))
+            setattr(self, name, value.to(self.bias.device, copy=True))  # aligned as new ones are: products depend on it
 
     def grown(self, growth: Growth) -> Linear:
         """The same with room for new classes, which it does not know."""
@@ -77,7 +77,8 @@ class Linear:
 
 def of_all_classes(sums: Sums, weight: Tensor, bias: Tensor) -> Linear:
     """A classifier of the classes met, `weight [L, M, K]` and `bias [L, 1, K]`, with columns for all of them."""
-    full = Linear.of_nothing(*weight.shape[:2], len(sums.counts), weight.device)
+    layers, size, _ = weight.shape
+    full = Linear.of_nothing(layers, size, len(sums.counts), weight.device)
     full.weight[..., sums.met], full.bias[..., sums.met] = weight, bias
     return full
 
@@ -104,6 +105,7 @@ def solve(matrix: Tensor, means: Tensor) -> Solution:
 
 def factored(matrix: Tensor) -> Tensor:
     """The Cholesky factor; of a matrix that rounding left indefinite, with as much more on its diagonal as it takes."""
+    factor: Tensor
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if not failed.any() or not matrix.isfinite().all():  # what is no number comes out as none, and is told of where it is used
         return factor

@@ -108,7 +108,7 @@ class Sums:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
-            setattr(self, name, value.to(self.counts.device))
+            setattr(self, name, value.to(self.counts.device, copy=True))  # aligned as new ones are: products depend on it
 
     def grown(self, growth: Growth) -> Sums:
         """The same with room for new classes."""

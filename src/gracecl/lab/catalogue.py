@@ -72,8 +72,17 @@ FACTS = {
     "ccil": Facts("teacher", 2021, "required", "images, net", "ce/new kd/new ce/replay kd/replay", 148, 74),
     "il2a": Facts("teacher", 2021, "required", "images, net", "ce/all ce/semantic kd/features", 218, 109),
     "ssil": Facts("teacher", 2021, "required", "images, net", "ce/new ce/replay kd/tasks", 148, 74),
+    "closed": Facts("frozen", None, "unused", "sums", "", 10, 0, "no"),
     "slda": Facts("frozen", 2020, "unused", "sums", "", 10, 0, "no"),
+    "acil": Facts("frozen", 2022, "unused", "sums", "", 10, 0, "no"),
+    "fecam": Facts("frozen", 2023, "unused", "sums", "", 10, 0, "no"),
     "ranpac": Facts("frozen", 2023, "unused", "sums", "", 10, 0, "no"),
+    "air": Facts("frozen", 2024, "unused", "sums", "", 10, 0, "no"),
+    "foal": Facts("frozen", 2024, "unused", "sums", "", 10, 0, "no"),
+    "gacl": Facts("frozen", 2024, "unused", "sums", "", 10, 0, "no"),
+    "ncm": Facts("frozen", 2024, "unused", "sums", "", 10, 0, "no"),
+    "randumb": Facts("frozen", 2024, "unused", "sums", "", 10, 0, "no"),
+    "klda": Facts("frozen", 2025, "unused", "sums", "", 10, 0, "no"),
     "online_lora": Facts("frozen", 2025, "unused", "images", "ce/new ce/hard", 50, 50),
     "lwf": Facts("add", 2016, "used", "net", "ce/all kd/lwf", 20, 10, "γ"),
     "ewc": Facts("add", 2017, "used", "weights", "ce/all penalty/ewc", 10, 10, "γ"),
@@ -128,6 +137,15 @@ LEARNERS = (
     "grace(mose())",
     "slda()",
     "ranpac(projections=500)",
+    "closed()",
+    "ncm()",
+    "acil(size=500)",
+    "gacl(size=500)",
+    "foal(size=500)",
+    "air(size=500)",
+    "klda(size=500)",
+    "randumb(size=500)",
+    "fecam()",
     "online_lora()",
     "mkd(er())",
     "lpr(er())",
@@ -254,6 +272,6 @@ options; wrappers around their default method, additions to `sgd()`.
 - **keeps**: what it remembers besides the weights that it trains.
 - **images per step**: through the net, and after a slash those that a gradient is taken of, where they are fewer: with 10 new
   images, in the last of ten tasks of ten classes, with a memory of 1,000. `gdumb` trains on its memory before an evaluation
-  instead; `slda` and `ranpac` make no training steps at all.
+  instead; closed forms (`closed`, `slda`, `ranpac` and others that keep sums) make no training steps at all.
 - **paper**: the GRACE paper's accuracy on Split CIFAR-100 with a memory of 1,000, where it has one.
 """

@@ -7,8 +7,8 @@
 so that each class has the same total weight however many images it brought. See methods/closed.py, of which this is a preset.
 
 Differences from the paper and its program: weights are scaled to Σ w_k n_k = n, so that λ means what it means in ACIL; the default
-shares one covariance between classes, G_k ~ n_k (S_w / n + μ_k μ_kᵀ), which takes M² numbers instead of K M² (weights='exact' is the
-paper's); M is 2,000; sums instead of the recursion.
+shares one covariance between classes, G_k ~ n_k (S_w / n + μ_k μ_kᵀ), which takes M² numbers instead of K M² (weights='exact' is
+the paper's); M is 2,000; sums instead of the recursion.
 """
 
 from __future__ import annotations

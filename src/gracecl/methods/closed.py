@@ -1,4 +1,4 @@
-"""Closed forms on the features of a net that stays as it is: class means, discriminant analysis, ridge regression from one set of sums.
+"""Closed forms on the features of a net that stays as it is: class means, discriminant analysis and ridge regression.
 
     W <- drawn once, if there is a map
     for each batch from the stream:
@@ -7,7 +7,7 @@
         add h to counts n_k, class means μ_k and the scatter within classes S_w
     whenever predictions are wanted, one Cholesky factor (functional/closed_forms.py):
         ncm    cosine of h and μ_k, or μ_kᵀh - ½ μ_kᵀμ_k
-        lda    μ_kᵀ Λ h - ½ μ_kᵀ Λ μ_k, Λ = [ S_w / n, shrunk ]⁻¹; shrunk by OAS with n - K degrees of freedom unless a share is given
+        lda    μ_kᵀ Λ h - ½ μ_kᵀ Λ μ_k, Λ = [ S_w / n, shrunk ]⁻¹; by OAS with n - K degrees of freedom unless a share is given
         ridge  (Cᵀ (G + λ I)⁻¹ h)_k with an intercept; λ by evidence unless it is given
 
 Nothing has to be tuned: OAS begins near class means and ends as discriminant analysis, and the evidence picks λ from the sums alone
@@ -18,17 +18,17 @@ what it does not do.
 The same images in any order and any batches give the same scores to 1e-9, and `gracecl.merge(a, b)` adds what two learners know.
 Three options depend on the order: gamma='first' (the first batch), shrink='held_out' (every fifth image), temperature=True.
 
-With refresh=0 predictions are exact at each step and each evaluation solves anew. For predictions after every batch give refresh=200:
-the solution is then made anew at every 200th image and when a class is new, and it is a part of the state, so that a resumed learner
-predicts the same bits. temperature=True divides scores by a running temperature: each batch, before it is added, is scored by the
-last solution (of every 100th image, unless refresh says more), and the temperature with the least decayed log loss is used.
+With refresh=0 predictions are exact at each step and each evaluation solves anew. For predictions after every batch give
+refresh=200: the solution is then made anew at every 200th image and when a class is new, and it is a part of the state, so that a
+resumed learner predicts the same bits. temperature=True divides scores by a running temperature: each batch, before it is added, is
+scored by the last solution (of every 100th image, unless refresh is given); the temperature with the least decayed log loss is used.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -61,7 +61,7 @@ SHRINKS = {"ncm": ("auto",), "lda": ("auto", "oas"), "ridge": ("auto", "evidence
 @methods.register("closed")
 @dataclass(eq=False, repr=False)
 class Closed(ClosedForm):
-    """Closed forms on a pretrained net's features: class means, LDA or ridge regression from one set of sums; no training, no memory."""
+    """Class means, LDA or ridge regression on a pretrained net's features, from one set of sums; no training, no memory."""
 
     map: Literal["none", "relu", "sigmoid", "rff"] = "none"
     """features as they are, a random layer, or random Fourier features of a Gaussian kernel"""
@@ -96,7 +96,7 @@ class Closed(ClosedForm):
     refresh: Annotated[int, AtLeast(0)] = 0
     """images between two solutions while the stream goes on; 0 solves before each evaluation"""
 
-    state = ("held_out", "kept", "log_losses", "gammas")
+    state: ClassVar[tuple[str, ...]] = ("held_out", "refreshed", "log_losses", "gammas")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -139,7 +139,7 @@ class Closed(ClosedForm):
             self.phase = (2 * math.pi * torch.rand(layers, 1, size, dtype=torch.float64)).to(device)
         self.begin(layers, size, each_class=self.weights == "exact")
         self.held_out = self.new_sums(layers, size) if self.shrink == "held_out" else Sums(0, net.classes, 0, device)
-        self.kept = Linear.of_nothing(layers if self.interval else 0, size, net.classes, device)
+        self.refreshed = Linear.of_nothing(layers if self.interval else 0, size, net.classes, device)
         self.log_losses = torch.zeros(layers, len(TEMPERATURES), dtype=torch.float64, device=device)
         self.gammas = torch.zeros(layers, dtype=torch.float64, device=device)
         if not isinstance(self.gamma, str):
@@ -190,7 +190,7 @@ class Closed(ClosedForm):
         else:
             self.sums.add(h, labels)
         if self.interval and self.due(before, before + len(labels), labels):
-            self.kept = self.solve()
+            self.refreshed = self.solve()
 
     @property
     def interval(self) -> int:
@@ -199,15 +199,15 @@ class Closed(ClosedForm):
 
     def due(self, before: int, now: int, labels: Ints) -> bool:
         """Whether another interval is over, or a class is not in the last solution."""
-        return before // self.interval < now // self.interval or not self.kept.known[torch.from_numpy(labels)].all()
+        return before // self.interval < now // self.interval or not self.refreshed.known[torch.from_numpy(labels)].all()
 
     def calibrate(self, h: Tensor, labels: Ints) -> None:
         """Adds the log losses of a batch under the last solution, at each temperature, of the classes that this knew."""
         y = torch.from_numpy(labels).to(h.device)
-        rows = self.kept.known.to(h.device)[y].nonzero().squeeze(1)
+        rows = self.refreshed.known.to(h.device)[y].nonzero().squeeze(1)
         if len(rows) == 0:
             return
-        scores = self.scored(self.kept, h[:, rows])
+        scores = self.scored(self.refreshed, h[:, rows])
         log_p = (scores / TEMPERATURES.to(h.device)[:, None, None, None]).log_softmax(dim=-1)  # [T, L, B, C]
         own = log_p.gather(-1, y[rows].expand(*log_p.shape[:2], -1)[..., None]).squeeze(-1)
         self.log_losses = DECAY * self.log_losses - own.sum(dim=-1).T
@@ -219,7 +219,7 @@ class Closed(ClosedForm):
         self.held_out.merge(other.held_out)
         self.log_losses = self.log_losses + other.log_losses
         if self.interval:
-            self.kept = self.solve()
+            self.refreshed = self.solve()
 
     # Predictions.
 
@@ -261,7 +261,7 @@ class Closed(ClosedForm):
         return (forms.by_cross_validation if self.shrink == "gcv" else forms.by_evidence)(self.ridge(self.sums))
 
     def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> None:
-        self.solution = self.kept if self.refresh else self.solve()
+        self.solution = self.refreshed if self.refresh else self.solve()
 
     def scored(self, solution: Linear, h: Tensor) -> Tensor:
         """`[L · members, B, C]`, at temperature 1."""
@@ -274,6 +274,6 @@ class Closed(ClosedForm):
             best = (self.log_losses + PREFER_1 * powers).argmin(dim=1)
             scores = scores / TEMPERATURES.to(scores.device)[best][:, None, None]
         if self.members > 1:
-            of_each = scores.unflatten(0, (-1, self.members)).log_softmax(dim=-1)
+            of_each = scores.reshape(-1, self.members, *scores.shape[1:]).log_softmax(dim=-1)
             scores = of_each.logsumexp(dim=1) - math.log(self.members)
         return {self.family: scores}

@@ -15,6 +15,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -32,7 +33,7 @@ class ClosedForm(Method):
     """A method that keeps sums over features, `sums`."""
 
     traits = Traits(trains="never", met_only=True)
-    state = ("sums",)
+    state: ClassVar[tuple[str, ...]] = ("sums",)
 
     def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
         return iter(())

@@ -1,4 +1,4 @@
-"""FeCAM. Goswami et al., FeCAM: Exploiting the Heterogeneity of Class Distributions in Exemplar-Free Continual Learning, NeurIPS 2023.
+"""FeCAM. Goswami et al., FeCAM: Exploiting the Heterogeneity of Class Distributions in Exemplar-Free CL, NeurIPS 2023.
 
     t(z) <- z^β, Tukey's power, for features that are not negative
     for each class: S_k <- covariance of t(z), shrunk twice: S + α₁ V₁ I + α₂ V₂ (1 1ᵀ - I)
@@ -19,7 +19,7 @@ classes (the program's is the total one of each task's augmented images); double
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ class FeCAM(ClosedForm):
     few: Annotated[float, AtLeast(0)] = 2.0
     """κ, the images that the covariance within all classes counts for"""
 
-    state = ("plain",)
+    state: ClassVar[tuple[str, ...]] = ("plain",)
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
@@ -109,7 +109,8 @@ class FeCAM(ClosedForm):
         if self.covariance == "none":
             factor = torch.eye(net.width, dtype=means.dtype, device=means.device).expand(net.layers, 1, -1, -1)
         else:
-            factor = forms.factored(self.distances().flatten(0, 1)).unflatten(0, (net.layers, -1))
+            matrices = self.distances()
+            factor = forms.factored(matrices.flatten(0, 1)).view_as(matrices)
         identity = torch.eye(net.width, dtype=means.dtype, device=means.device)
         self.whitening = torch.linalg.solve_triangular(factor, identity, upper=False)  # [L, K or 1, D, D]
         self.columns = met

@@ -5,9 +5,9 @@
 
 It is meant for pixels: give it `--net "identity()"`. See methods/closed.py, of which this is a preset.
 
-Differences from the paper and its program: one covariance is shrunk (the program shrinks each class's and averages them); priors are
-uniform (the program's are the classes' shares); γ is 1 / (D · variance) of the first batch (the program: of all training images); no
-mirrored images; M is 2,000 (the paper's are up to 25,000).
+Differences from the paper and its program: one covariance is shrunk (the program shrinks each class's and averages them); priors
+are uniform (the program's are the classes' shares); γ is 1 / (D · variance) of the first batch (the program: of all training
+images); no mirrored images; M is 2,000 (the paper's are up to 25,000).
 """
 
 from __future__ import annotations

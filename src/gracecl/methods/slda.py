@@ -54,9 +54,7 @@ class SLDA(Preset):
 
     def closed(self) -> Closed:
         exact_or_not = AsPublished if self.reference else Closed
-        return exact_or_not(
-            solver="lda", shrink=self.shrinkage, shrink_to=self.shrink_to, priors=self.priors, features="each"
-        )
+        return exact_or_not(solver="lda", shrink=self.shrinkage, shrink_to=self.shrink_to, priors=self.priors, features="each")
 
 
 @dataclass(eq=False, repr=False)

@@ -178,6 +178,8 @@ METHOD_ALIASES = {
     "a_gem": "agem",
     "online_ewc": "ewc_on",
     "streaming_lda": "slda",
+    "simplecil": "ncm",
+    "f_oal": "foal",
 }
 """what other libraries and papers call a method; `der++` is `der_pp`. A run is recorded under the name on the right"""
 
