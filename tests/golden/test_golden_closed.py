@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from gracecl.core import StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.functional import closed_forms as forms
+from gracecl.inputs import Inputs
 from gracecl.memory import Memories
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry.spec import parse_method
@@ -24,7 +25,7 @@ CLOSE, LOOSE = 1e-8, 1e-6
 
 def engine_of(expression: str, width: int, classes: int) -> Engine:
     net = TappedNet(NoLayers(width), classes, embedding=1).double()
-    return Engine(parse_method(expression), net, Memories(0, (width, 1, 1)))
+    return Engine(parse_method(expression), net, Memories(0, Inputs((width, 1, 1))))
 
 
 def learn(engine: Engine, x: np.ndarray, y: np.ndarray) -> None:
@@ -206,7 +207,7 @@ def test_foal() -> None:
     taps = TappedNet(NoLayers(width), classes, embedding=1).double()
     taps.layers = blocks
     ours = parse_method(f"foal(size={size})").chain
-    ours.attach(taps, Memories(0, (width, 1, 1)))
+    ours.attach(taps, Memories(0, Inputs((width, 1, 1))))
     maps = torch.from_numpy(golden["projection"].T.copy())
 
     def normed(values: np.ndarray) -> Tensor:

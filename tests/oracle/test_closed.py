@@ -17,6 +17,7 @@ from gracecl.engine.engine import Engine
 from gracecl.errors import Misfit, UserError
 from gracecl.functional import closed_forms as forms
 from gracecl.functional.sums import Sums
+from gracecl.inputs import Inputs
 from gracecl.memory import Memories
 from gracecl.nets import Backbone, TappedNet
 from gracecl.registry.spec import parse_method
@@ -69,7 +70,7 @@ def data(n: int = 60, seed: int = 0, width: int = WIDTH, offset: float = 1.0) ->
 
 def engine_of(expression: str, layers: int = 1, width: int = WIDTH, classes: int = CLASSES) -> Engine:
     net = TappedNet(Given(layers, width), classes, embedding=1).double()
-    return Engine(parse_method(expression), net, Memories(0, (width, 1, 1)))
+    return Engine(parse_method(expression), net, Memories(0, Inputs((width, 1, 1))))
 
 
 def learn(engine: Engine, x: np.ndarray, y: np.ndarray, batches: int = 1) -> Engine:

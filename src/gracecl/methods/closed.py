@@ -21,7 +21,7 @@ Three options depend on the order: gamma='first' (the first batch), shrink='held
 With refresh=0 predictions are exact at each step and each evaluation solves anew. For predictions after every batch give
 refresh=200: the solution is then made anew at every 200th image and when a class is new, and it is a part of the state, so that a
 resumed learner predicts the same bits. temperature=True divides scores by a running temperature: each batch, before it is added, is
-scored by the last solution (of every 100th image, unless refresh is given); the temperature with the least decayed log loss is used.
+scored by the last solution (of every 100th image, unless refresh is given), and that with the least decayed log loss is used.
 """
 
 from __future__ import annotations
