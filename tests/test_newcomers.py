@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import gracecl
@@ -367,6 +367,32 @@ def test_a_run_on_tiny_images_names_the_default_augmentation() -> None:
     [sentence] = misfits(lambda: gracecl.run("er", **SMALL))
     assert "--augment none" in sentence
     assert misfits(lambda: gracecl.run("er", **SMALL, augment="none")) == []
+
+
+def characters(count: int = 12) -> tuple[Tensor, list[int]]:
+    """Grey images of 16 pixels on black, of two classes."""
+    images = torch.zeros(count, 1, 16, 16, dtype=torch.uint8)
+    images[:, :, 4:10, 5:12] = torch.arange(1, 43, dtype=torch.uint8).view(6, 7)
+    return images, [number % 2 for number in range(count)]
+
+
+def test_images_on_one_colour_are_named_once() -> None:
+    images, labels = characters()
+    small = {"memory": 5, "net": "mlp(width=8)"}
+
+    def learn(images: Tensor, method: str = "er", **options: Any) -> list[str]:
+        learner = Learner(method, **small | options)  # type: ignore[arg-type]
+        return misfits(lambda: [learner.learn(images, labels) for _ in range(2)])
+
+    [sentence] = learn(images)
+    assert "84% of the pixels have one value, as in characters or drawings" in sentence
+    assert learn(images, augment="tau") == learn(images, augment="none") == [], "the user decided"
+    assert learn(images, "slda") == [], "it does not train"
+    generator = torch.Generator().manual_seed(0)
+    assert learn(torch.randint(0, 256, images.shape, dtype=torch.uint8, generator=generator)) == []
+    data = gracecl.from_arrays(images, labels, images, labels)
+    learner = Learner("er", **small)  # type: ignore[arg-type]
+    assert misfits(lambda: learner.fit(data)) == [sentence]
 
 
 def test_a_command_says_so_in_a_line(tmp_path: Path) -> None:

@@ -20,12 +20,12 @@ from gracecl import checkpoint, streams
 from gracecl.core import NO_SOURCES, Ints, StreamBatch
 from gracecl.data import Data
 from gracecl.data.arrays import MANY_TIMES, as_array
-from gracecl.data.labels import UNKNOWN, ClassLabels, as_labels, whole_numbers
+from gracecl.data.labels import ClassLabels, as_labels, whole_numbers
 from gracecl.engine.engine import NOTHING_LEARNED, Engine
 from gracecl.engine.evaluate import seen_scores
 from gracecl.engine.finite import check_losses
 from gracecl.engine.loop import Callbacks, Loop, check_marks
-from gracecl.engine.recipe import Recipe, name_unfit_augmentation
+from gracecl.engine.recipe import Recipe, name_flat_images, name_unfit_augmentation
 from gracecl.errors import Misfit, UserError
 from gracecl.forking import calls
 from gracecl.inputs import Images as ImageInputs
@@ -207,6 +207,7 @@ class Learner:
         """The loop over an indexed stream, from one of its steps on."""
         stream = self.engine.as_seen(stream.to(self.engine.device))
         check_marks(self.engine.chain, stream)
+        self._name_flat(stream.batch(0).x)
         if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= min(len(stream), self.engine.progress.step):
             raise UserError(
                 f"start is the number of the stream's batches that were learned already, of {len(stream)} batches and "
@@ -325,9 +326,6 @@ class Learner:
             if y is None:
                 raise UserError("the labels are missing; call evaluate(x, y), or evaluate(stream)")
             images, labels = self._images(x), self.labels.numbers(y)
-            if len(labels) and len(self.labels) and (labels == UNKNOWN).all():
-                met = ", ".join(map(repr, self.labels.array[:3].tolist()))
-                raise UserError(f"none of these labels was ever learned; those that were are {met}{', …' * (self.classes > 3)}")
             named = np.zeros(len(labels), np.int64) if tasks is None else whole_numbers(tasks, "tasks")
             if not len(images) == len(labels) == len(named):
                 raise UserError(f"{len(images)} images came with {len(labels)} labels and {len(named)} tasks; give one per image")
@@ -408,6 +406,7 @@ class Learner:
         """A batch of the user's own, checked; it builds a learner that is not built, and its labels are known from now on."""
         images, labels = self._checked(x, y)
         self._build_for(images)
+        self._name_flat(images)
         labels = self.labels.learned(labels)
         return StreamBatch(images, labels, task=self._number_of(task, labels), marked=task is not None)
 
@@ -422,6 +421,11 @@ class Learner:
         """Builds a learner that is not built yet."""
         if self._engine is None:
             self._build(tuple(images.shape[1:]))
+
+    def _name_flat(self, images: Tensor) -> None:
+        """Looks at the first batch, if the augmentation is not the user's choice."""
+        if self._own_augment and self.engine.progress.step == 0:
+            name_flat_images(self.recipe.augment, self.method, images)
 
     def _number_of(self, task: Hashable, labels: Ints) -> int:
         """The running number of the batch's task."""

@@ -22,7 +22,7 @@ from torch import nn
 from gracecl import __version__, checkpoint, streams
 from gracecl.engine.engine import Engine
 from gracecl.engine.loop import Callbacks, StopTraining
-from gracecl.engine.recipe import Recipe, device_of, layout_of, name_unfit_augmentation
+from gracecl.engine.recipe import Recipe, device_of, layout_of, name_flat_images, name_unfit_augmentation
 from gracecl.errors import Caution, UserError
 from gracecl.files import Written, as_name, lock, make_folder, open_own, read_note, read_sealed, sealed, without_nul, write_text
 from gracecl.functional.augment import normalisation
@@ -202,6 +202,7 @@ def build(
     """Everything a configuration names, put together and at its first step; of an earlier record it keeps what `Recorder` says."""
     engine, stream = learner_and_stream(config, data_root)
     name_unfit_augmentation(config.augment, engine.method, engine.net.inputs)
+    name_flat_images(config.augment, engine.method, stream.batch(0).x)
     return Trainer(engine, stream, Recorder(record, kept), config.eval_every, callbacks)
 
 
