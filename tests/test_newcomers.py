@@ -321,7 +321,7 @@ def test_wrong_arguments_of_feedback_are_a_sentence() -> None:
     feedback, x = Feedback(4), torch.zeros(2, 16)
     cases: list[tuple[Callable[[], Any], str]] = [
         (lambda: Feedback("4"), "at least one tapped layer, not '4'"),  # type: ignore[arg-type]
-        (lambda: Feedback(4, 3), "controller is a rule such as"),  # type: ignore[arg-type]
+        (lambda: Feedback(4, 3), "controller is an expression such as"),  # type: ignore[arg-type]
         (lambda: feedback(np.zeros((4, 2, 3)), torch.zeros(4)), "as tensors, not a ndarray and a Tensor"),  # type: ignore[arg-type]
         (lambda: feedback(torch.zeros(4, 2, 3), {"a": 1}), "as tensors, not a Tensor and a dict"),  # type: ignore[arg-type]
         (lambda: feedback.observe_past(3, x, [0, 1]), "observe_past needs a net"),  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ DIGEST = "digest"
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Writes a nested state of tensors, arrays, numbers, texts, lists, tuples and dicts."""
+    """Write a nested state of tensors, arrays, numbers, texts, lists, tuples and dicts."""
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_take_tensors(state, tensors))
     # One entry, because safetensors writes several in any order, and equal states are to give equal files.
@@ -38,7 +38,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 
 def load(path: Path, remedy: str = "delete it to start this run anew") -> dict[str, Any]:
-    """The state that `save` wrote, with every tensor on the host."""
+    """Load the state that `save` wrote, with every tensor on the host."""
     try:
         header, tensors = _read(without_nul(path))
         if CHECKPOINT_FORMAT in header:
@@ -58,7 +58,7 @@ def load(path: Path, remedy: str = "delete it to start this run anew") -> dict[s
 
 
 def peek(path: Path, name: str) -> Any:
-    """One entry, without tensors, of the state that `save` wrote; None where there is none. No digest is compared."""
+    """Return one entry without tensors of a saved state, None if absent. No digest is compared."""
     try:
         return _put_tensors(entries_of(path).get(name), dict[str, Tensor]().__getitem__)
     except (ValueError, KeyError, TypeError):
@@ -66,13 +66,13 @@ def peek(path: Path, name: str) -> Any:
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-    """Writes tensors by name, on the host and contiguous, for any program that reads safetensors files, and what they are."""
+    """Write tensors by name, on the host and contiguous, for any program that reads safetensors files, and what they are."""
     told = json.dumps(about)
     write_atomically(path, lambda beside: save_file(tensors, beside, metadata={DIGEST: f"{_digest(tensors, told)}:{told}"}))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `save_tensors` wrote; an older file is taken as it is, and what it does not say is empty."""
+    """Load what `save_tensors` wrote; older files without a description are accepted."""
     header, tensors = _read(path)
     digest, _, told = header.get(DIGEST, "").partition(":")
     if digest:
@@ -92,7 +92,7 @@ def _compare(digest: str, tensors: dict[str, Tensor], tree: str = "") -> None:
 
 
 def _digest(tensors: dict[str, Tensor], tree: str = "") -> str:
-    """Of the names, types, shapes and bytes of tensors, and of what else there is."""
+    """Return the digest of names, types, shapes and bytes of tensors, and of everything else."""
     digest = Digest().add(tree.encode())
     for name, tensor in sorted(tensors.items()):
         flat = tensor.reshape(-1).view(torch.uint8).numpy()
@@ -101,7 +101,7 @@ def _digest(tensors: dict[str, Tensor], tree: str = "") -> str:
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Calls `write` on a temporary path and renames the result into place; a full disk leaves what was there before."""
+    """Call `write` on a temporary path and rename the result into place; a full disk leaves what was there before."""
     try:
         with replacing(without_nul(path)) as beside:
             write(beside)
@@ -112,7 +112,7 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def _take_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """The value with its tensors moved into `tensors` and a reference left in their place."""
+    """Return the value with its tensors moved into `tensors` and references in their place."""
     if isinstance(value, dict):
         return {"dict": [[key, _take_tensors(item, tensors)] for key, item in value.items()]}
     if isinstance(value, (list, tuple)):

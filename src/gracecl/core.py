@@ -313,7 +313,7 @@ class Batch:
         return of_images.transpose(0, 1) if of_images.ndim > 1 else of_images
 
     def keep(self, **values: Tensor) -> None:
-        """Stores values beside the stream's images. Give those of all rows, `[B]` or `[L, B, …]`; the first view's are kept."""
+        """Store values beside the stream's images. Give those of all rows, `[B]` or `[L, B, …]`; the first view's are kept."""
         block = next((block for block in self.blocks.values() if block.from_stream), None)
         if block is None or self._new is None:
             return
@@ -327,7 +327,7 @@ class Batch:
             kept[name] = own
 
     def take_out(self, block: str) -> tuple[Tensor, Tensor]:
-        """Removes the last block, for `prepare`: its images and labels, which the step then does not train on."""
+        """Remove the last block, for `prepare`: its images and labels, which the step then does not train on."""
         rows = self.blocks.pop(block).rows
         taken = self.x[rows], self.y[rows]
         self.x, self.y = self.x[: rows.start], self.y[: rows.start]

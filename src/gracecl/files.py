@@ -62,7 +62,7 @@ KINDS = {
 
 
 def check_place(path: Path) -> None:
-    """Refuses to write where something else than a regular file is."""
+    """Refuse to write where something else than a regular file is."""
     if not path.name:
         raise UserError(f"'{path}' names no file; give the name of the file to write")
     with contextlib.suppress(FileNotFoundError):
@@ -71,7 +71,7 @@ def check_place(path: Path) -> None:
 
 
 def open_own(path: Path, *, empty: bool = False) -> IO[bytes]:
-    """A regular file to append to, made if it is not there; it keeps what it holds unless it is to be `empty`."""
+    """Open a regular file to append to; create it if absent, truncate it if `empty`."""
     check_place(path)
     # O_NOFOLLOW refuses a link that was put there since.
     handle = os.open(path, _flags("O_RDWR", "O_CREAT", "O_APPEND", "O_NOFOLLOW"), 0o666)
@@ -81,13 +81,13 @@ def open_own(path: Path, *, empty: bool = False) -> IO[bytes]:
 
 
 def read_file(path: Path) -> bytes:
-    """What a regular file holds, or the one that a link leads to. A pipe, which might never end, is refused."""
+    """Read a regular file, or the one that a link leads to. A pipe, which might never end, is refused."""
     with open_to_read(path) as file:
         return file.read()
 
 
 def open_to_read(path: Path) -> IO[bytes]:
-    """As `read_file`, to read from."""
+    """Open a file for reading, with the checks of `read_file`."""
     handle = os.open(path, _flags("O_RDONLY", "O_NONBLOCK"))  # without O_NONBLOCK a pipe that nobody writes to would block
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
@@ -117,13 +117,13 @@ def lock(handle: int, *, wait: bool) -> bool:
 
 
 def check_readable(path: Path) -> None:
-    """Refuses what `read_file` does, for libraries that open files by themselves."""
+    """Refuse what `read_file` refuses, for libraries that open files themselves."""
     open_to_read(path).close()
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path` to write to; synced, it takes the place of `path` when the block ends without an error.
+    """Yield a temporary path beside `path`; synced, it replaces `path` when the block ends without an error.
 
     The file gets the mode of any new file, whatever it is written by: safetensors makes its own for the owner alone.
     """
@@ -146,7 +146,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _sweep(path: Path) -> None:
-    """Removes what processes left that were killed while they wrote this file."""
+    """Remove temporary files of this name that killed processes left."""
     with contextlib.suppress(OSError):
         for left in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
             if time.time() - left.stat().st_mtime > ABANDONED_AFTER:
@@ -154,7 +154,7 @@ def _sweep(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder outlast a power cut; where the system cannot, that is left to it."""
+    """Sync the names in a folder, so that they outlast a power cut, where the system can."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -164,7 +164,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and those above it, and makes them outlast a power cut."""
+    """Create a folder and its parents, synced."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -172,7 +172,7 @@ def make_folder(folder: Path) -> None:
 
 
 def as_cell(value: Any) -> Any:
-    """A value for a CSV file. Text that a spreadsheet would take for a formula gets an apostrophe before it; numbers stay.
+    """Return a value for a CSV file. Text that a spreadsheet would take for a formula gets an apostrophe before it.
 
     A carriage return becomes a line feed, which Python's csv puts in quotes; the return would begin another row.
     """
@@ -183,27 +183,27 @@ def as_cell(value: Any) -> Any:
 
 
 def as_name(expression: str) -> str:
-    """An expression as the name of a folder, cut where no file system takes it whole: the hash below it tells runs apart."""
+    """Return an expression as a folder's name, cut to what file systems allow: the hash below it tells runs apart."""
     name = re.sub(r"[^A-Za-z0-9_.=+-]+", "-", expression.replace("()", "")).strip("-").lstrip(".") or "_"
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME // 2].rstrip("-")
 
 
 def as_path(given: Any, what: str) -> Path:
-    """The path that a caller gave."""
+    """Convert a caller's argument to a path."""
     if not isinstance(given, str | os.PathLike):
         raise UserError(f"{what} is a path, not a {type(given).__name__}")
     return without_nul(Path(given))
 
 
 def without_nul(path: str | Path) -> Path:
-    """A path that a system can have."""
+    """Refuse a path with a NUL."""
     if "\0" in str(path):
         raise UserError(f"the path {str(path)!r} holds a NUL, which no path has; leave it out")
     return Path(path)
 
 
 def read_note(path: Path) -> str:
-    """The text of a small file that may not be there."""
+    """Read a small text file; empty if absent."""
     try:
         text = read_file(path).decode("utf-8") if path.is_file() else ""
     except UnicodeDecodeError:
@@ -223,12 +223,12 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Strict JSON, readable by any program: a number that is not finite becomes null."""
+    """Write strict JSON, readable by any program: a number that is not finite becomes null."""
     write_text(path, json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text that any part of the library can walk through and write again; a ValueError says why it is none."""
+    """Parse JSON that the library can walk through and write again; a ValueError says what is wrong."""
     try:
         if isinstance(text, bytes):
             text = text.decode(json.detect_encoding(text))
@@ -248,7 +248,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The tables of a TOML text that any part of the library can walk through; a ValueError says why it is none."""
+    """Parse TOML that the library can walk through; a ValueError says what is wrong."""
     try:
         content: dict[str, Any] = tomllib.loads(text)
     except RecursionError:
@@ -267,7 +267,7 @@ def _is_deep(value: Any) -> bool:
 
 
 def sealed(values: dict[str, Any]) -> str:
-    """Strict JSON of some values with a digest of each, by which `read_sealed` finds what was changed since."""
+    """Return strict JSON of values with a digest of each, so that `read_sealed` finds what was changed."""
     plain = finite(values)
     return (
         json.dumps(plain | {DIGESTS: {name: _digest_of(value) for name, value in plain.items()}}, indent=1, allow_nan=False) + "\n"
@@ -279,7 +279,7 @@ def write_sealed(path: Path, values: dict[str, Any]) -> None:
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """The values that `sealed` wrote; a file from before there were digests is taken as it is."""
+    """Read values that `sealed` wrote; older files without digests are accepted."""
     try:
         values = parse_json(read_file(path))
     except ValueError as error:
@@ -301,13 +301,13 @@ def _digest_of(value: Any) -> str:
 
 
 class Digest:
-    """The BLAKE2b digest of what it was given so far."""
+    """A BLAKE2b digest of everything added so far."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
 
     def add(self, data: Any) -> Digest:
-        """Bytes, or anything that lends its memory."""
+        """Add bytes, or any object with a buffer."""
         self._hash.update(data)
         return self
 
@@ -316,7 +316,7 @@ class Digest:
 
 
 def chunk_digests(data: memoryview) -> list[str]:
-    """Digests of consecutive chunks, as many at once as there are cores: hashing lets other threads work."""
+    """Return digests of consecutive chunks, computed in threads: hashing releases the lock."""
     data = data.cast("B")
     chunks = [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]
     if len(chunks) < 2:
@@ -326,7 +326,7 @@ def chunk_digests(data: memoryview) -> list[str]:
 
 
 def file_digests(path: Path) -> list[str]:
-    """Those of a file, which is mapped and need not fit into memory."""
+    """Return the chunk digests of a file, which is mapped and need not fit into memory."""
     if path.stat().st_size == 0:
         return []
     with open_to_read(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
@@ -334,14 +334,14 @@ def file_digests(path: Path) -> list[str]:
 
 
 class Written(NamedTuple):
-    """How far a file that is appended to was written, and the digest of that."""
+    """Length and digest of the written part of a file that is appended to."""
 
     bytes: int
     digest: str
 
     @classmethod
     def of(cls, values: Any) -> Written | None:
-        """From its fields as JSON has them; None if it has not."""
+        """Build it from fields of JSON; None if they are not there."""
         match values:
             case {"bytes": int(number), "digest": str(digest)}:
                 return cls(number, digest)
@@ -349,12 +349,12 @@ class Written(NamedTuple):
 
     @classmethod
     def to(cls, path: Path) -> Written:
-        """All that a file holds; nothing if there is none."""
+        """Measure a whole file; zero bytes if it is absent."""
         data = read_file(path) if path.is_file() else b""
         return cls(len(data), str(Digest().add(data)))
 
     def missing(self, path: Path) -> str:
-        """Why a file does not begin with this; empty if it does."""
+        """Return why a file does not begin with this; empty if it does."""
         try:
             with open_to_read(path) as file:
                 data = file.read(self.bytes)
@@ -365,7 +365,7 @@ class Written(NamedTuple):
         return "" if str(Digest().add(data)) == self.digest else "it was changed"
 
     def check(self, path: Path) -> None:
-        """Refuses a record that does not begin with what the checkpoint beside it counts on."""
+        """Refuse a record that does not begin with what the checkpoint beside it counts on."""
         if why := self.missing(path):
             raise UserError(
                 f"{path} is not the record that the checkpoint beside it was written with ({why}); "
@@ -384,7 +384,7 @@ def noted_in(checkpoint: Path) -> dict[str, dict[str, Any]]:
 
 
 def entries_of(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint's header holds, by name and in its own form; empty where it cannot be read."""
+    """Return the entries in a checkpoint's header by name; empty if it cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -397,7 +397,7 @@ def entries_of(checkpoint: Path) -> dict[str, Any]:
 
 
 def finite(value: Any) -> Any:
-    """The same with null for every number that JSON does not have."""
+    """Return the value with null for every number that JSON does not have."""
     if isinstance(value, dict):
         return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -117,7 +117,7 @@ class Learner:
             self._build(shape)
 
     def _build(self, shape: Sequence[int]) -> None:
-        """Makes the engine, for images of a shape."""
+        """Make the engine, for images of a shape."""
         inputs = ImageInputs(shape, *self._statistics)
         self._engine = self.recipe.build(inputs, len(self.labels))
         self.inputs, self.method = inputs, self._engine.method
@@ -156,7 +156,7 @@ class Learner:
 
     @one_at_a_time
     def learn(self, x: Images, y: Labels, task: Hashable = None) -> dict[str, list[float]]:
-        """Learns from one batch: uint8 images `[b, channels, height, width]` and their labels.
+        """Learn from one batch: uint8 images `[b, channels, height, width]` and their labels.
 
         `task` names the task; another name than the last one's ends that task. Without names, a batch that brings a label not met
         before starts a task, if the method works with tasks; as labels may stop being new while the stream goes on, what a method
@@ -181,7 +181,7 @@ class Learner:
         callbacks: Iterable[Any] = (),
         eval_every: int = 0,
     ) -> Learner:
-        """Learns a whole stream, ending tasks where it says so; returns the learner.
+        """Learn a whole stream, ending tasks where it says so; return the learner.
 
         The stream is one of `gracecl.stream(...)`, its expression, which takes the learner's seed, or a data set; `data` is the
         folder of the data sets. What was learned before stays, and the stream's first task is a new one. Its labels are its class
@@ -264,7 +264,7 @@ class Learner:
 
     @one_at_a_time
     def end_task(self) -> None:
-        """Tells the method that the task is over, as the start of another one does; useful before evaluating."""
+        """Tell the method that the task is over, as the start of another one does; useful before evaluating."""
         if self._engine is not None:
             self._engine.end_task()
 
@@ -391,7 +391,7 @@ class Learner:
         ]
 
     def _name_unmet_classes(self) -> None:
-        """Says once that most of the declared classes never came: each takes part in the losses."""
+        """Say once that most of the declared classes never came: each takes part in the losses."""
         met, steps = len(self.engine.progress.seen), self.engine.progress.step
         if not self.labels.open and not self._named_unmet and steps >= ENOUGH_STEPS and self.classes > MANY_TIMES * met:
             self._named_unmet = True
@@ -418,7 +418,7 @@ class Learner:
         return images, labels
 
     def _build_for(self, images: Tensor) -> None:
-        """Builds a learner that is not built yet."""
+        """Build a learner that is not built yet."""
         if self._engine is None:
             self._build(tuple(images.shape[1:]))
 

@@ -28,14 +28,14 @@ def _word(text: str) -> int:
 
 
 def _mix(value: int) -> int:
-    """The finaliser of SplitMix64 (Steele et al., 2014): every input bit reaches every output bit."""
+    """Apply the finaliser of SplitMix64 (Steele et al., 2014): every input bit reaches every output bit."""
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)
 
 
 def key(*parts: int | str) -> int:
-    """64 bits that depend on every part and on their order."""
+    """Return 64 bits that depend on every part and on their order."""
     state = 0
     for part in parts:
         word = _word(part) if isinstance(part, str) else int(part) & _MASK
@@ -44,7 +44,7 @@ def key(*parts: int | str) -> int:
 
 
 def generator(*parts: int | str) -> np.random.Generator:
-    """A generator for one purpose: the same parts give the same numbers on every machine."""
+    """Return a generator for one purpose: the same parts give the same numbers on every machine."""
     return np.random.Generator(np.random.Philox(key=key(*parts)))
 
 
@@ -66,7 +66,7 @@ class Reseeded:
 
 
 def uniform(stem: int, ids: npt.NDArray[np.int64], n: int) -> npt.NDArray[np.float64]:
-    """`[len(ids), n]` numbers in [0, 1): row i depends on `stem` and `ids[i]` alone."""
+    """Return `[len(ids), n]` numbers in [0, 1): row i depends only on `stem` and `ids[i]`."""
     if n == 0:
         return np.empty((len(ids), 0))
     with np.errstate(over="ignore"):
@@ -86,7 +86,7 @@ def _mix_array(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 @contextmanager
 def torch_seed(*parts: int | str, device: torch.device | None = None) -> Iterator[None]:
-    """Seeds torch for the block (initial weights, dropout) and then restores the state the caller had.
+    """Seed torch for the block (initial weights, dropout) and restore the caller's state afterwards.
 
     Torch has one generator for all threads, so blocks of several threads wait for one another. The generators are seeded directly:
     `torch.manual_seed` also visits every other backend, at a cost that a small step notices.

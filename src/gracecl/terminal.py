@@ -24,31 +24,31 @@ NOBODY_READS = (errno.EPIPE, errno.EIO)
 
 
 def plain(text: str) -> str:
-    """The text with its control characters written out: `\\x1b` for an escape."""
+    """Escape control characters in a text: `\x1b` for an escape."""
     return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def print_out(text: object, end: str = "\n") -> None:
-    """On standard output, at once."""
+    """Print to standard output, unbuffered."""
     print(plain(str(text)), end=end, flush=True)  # noqa: T201
 
 
 def print_err(text: object) -> None:
-    """On standard error, if there still is one."""
+    """Print to standard error, if it is still open."""
     screen = Screen()
     screen.write(plain(str(text)) + "\n")
     screen.flush()
 
 
 def print_table(table: Any) -> None:
-    """A table of rich, on standard output."""
+    """Print a table of rich to standard output."""
     from rich.console import Console
 
     Console().print(Plain(table))
 
 
 class Plain:
-    """Something that rich draws, its text without control characters."""
+    """Wrap something that rich draws and escape its control characters."""
 
     def __init__(self, drawn: Any) -> None:
         self.drawn = drawn
@@ -59,7 +59,7 @@ class Plain:
 
 
 class Screen:
-    """Standard error as it is now. A terminal that is gone ends no run: what cannot be shown any more is dropped."""
+    """Standard error as it is now. If the terminal is gone, output is dropped."""
 
     def __init__(self) -> None:
         self._file = sys.stderr or io.StringIO()  # None where it was closed
@@ -78,7 +78,7 @@ class Screen:
 
 
 class Lossy(io.FileIO):
-    """A stream that takes everything; what went wrong first is in `lost`."""
+    """A stream that never raises; the first error is in `lost`."""
 
     lost: OSError | None = None
 
@@ -92,7 +92,7 @@ class Lossy(io.FileIO):
 
 
 def guard_streams() -> None:
-    """Replaces the process's standard streams by ones that raise nothing; to be called once, before anything is printed."""
+    """Replace the standard streams by ones that never raise; call it once, before anything is printed."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
@@ -121,7 +121,7 @@ def _lossy(number: int, before: Any, errors: str) -> io.TextIOWrapper:
 
 
 def lost_output() -> str:
-    """Why standard output could not be written although somebody reads it, such as a full disk; empty if it could."""
+    """Return why standard output could not be written (a full disk, say); empty if it could or nobody reads it."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     if not isinstance(raw, Lossy):
         return ""
@@ -131,7 +131,7 @@ def lost_output() -> str:
 
 @contextmanager
 def usable_width() -> Iterator[None]:
-    """Columns that text can be laid out in, whatever the terminal or COLUMNS says."""
+    """Set a width of text that rich can lay out, whatever the terminal or COLUMNS says."""
     before = os.environ.get("COLUMNS")
     found = shutil.get_terminal_size().columns
     usable = min(max(found, NARROWEST), WIDEST)

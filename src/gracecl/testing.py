@@ -43,7 +43,7 @@ TOY_INPUTS = Images(TOY_SHAPE)
 
 
 def toy_data(classes: int = 6, per_class: int = 9) -> Data:
-    """Noisy stripes, a different pattern for each class."""
+    """Make noisy stripes, a different pattern for each class."""
     generator = np.random.default_rng(0)
     pattern = generator.integers(60, 196, (classes, *TOY_SHAPE))
     images = {}
@@ -67,13 +67,13 @@ def in_order_of_arrival(stream: Stream) -> Stream:
 
 
 def as_seen(method: str, stream: Stream) -> Stream:
-    """The stream in the order in which the method sees it."""
+    """Return the stream in the order in which the method sees it."""
     order = parse_method(method).chain.traits.order
     return stream if order is None else order(stream)
 
 
 def toy_net(method: str, net: str = TOY_NET) -> str:
-    """The net, or a transformer for a method that needs one."""
+    """Return the net, or a transformer for a method that needs one."""
     return TOY_TRANSFORMER if parse_method(method).chain.traits.attention else net
 
 
@@ -93,7 +93,7 @@ def toy_engine(
 
 
 def feed(engine: Engine, stream: Stream, until: int | None = None) -> list[StepResult | None]:
-    """Learns from the engine's step on; tasks end where the stream says so."""
+    """Learn from the engine's step on; tasks end where the stream says so."""
     outcomes = []
     for step in range(engine.progress.step, len(stream) if until is None else until):
         outcomes.append(engine.learn(stream.batch(step)))
@@ -101,7 +101,7 @@ def feed(engine: Engine, stream: Stream, until: int | None = None) -> list[StepR
 
 
 def fit_steps(engine: Engine, at_most: int) -> list[StepResult]:
-    """What a method that trains before evaluation does then; nothing for one that has no fit."""
+    """Run the fit of a method that trains before evaluation; nothing for others."""
     engine.get_ready()
     outcomes: list[StepResult] = []
     while len(outcomes) < at_most and (fit := engine.unfinished_fit):
@@ -110,7 +110,7 @@ def fit_steps(engine: Engine, at_most: int) -> list[StepResult]:
 
 
 def prepared(method: str, **options: Any) -> tuple[Engine, Stream]:
-    """An engine in the middle of its second task."""
+    """Return an engine in the middle of its second task."""
     engine, stream = toy_engine(method, **options), as_seen(method, toy_stream())
     feed(engine, stream, until=min(9, len(stream)))
     return engine, stream
@@ -340,7 +340,7 @@ METHOD_LAWS: dict[str, Callable[[str], None]] = {
 
 
 def check_method(method: str) -> None:
-    """All laws of methods, for the method alone and, unless it makes no steps, inside `grace(...)`."""
+    """Check all laws of methods, for the method alone and, unless it makes no steps, inside `grace(...)`."""
     if not isinstance(method, str):
         raise UserError(f"check_method takes an expression such as 'er()', not a {type(method).__name__}")
     for expression in (method, f"grace({method})") if parse_method(method).chain.traits.trains != "never" else (method,):
@@ -374,7 +374,9 @@ def check_stream(stream: Stream | str) -> None:
 
 
 def check_memory(make: Callable[[int, Inputs], Memory]) -> None:
-    """Never above capacity, labels belong to their images, draws are distinct, a restored memory goes on the same."""
+    """Check that a memory stays within capacity, keeps labels with their images, draws distinct slots and restores
+    exactly.
+    """
     if not callable(make):
         raise UserError(f"check_memory takes a function (capacity, inputs) that makes a memory, not a {type(make).__name__}")
     data = toy_data()
@@ -402,7 +404,9 @@ def check_memory(make: Callable[[int, Inputs], Memory]) -> None:
 
 
 def check_backbone(make: Callable[[tuple[int, int, int], int], Backbone], taps: int = 4) -> None:
-    """Features are `[L, B, D]` and finite, gradients reach every parameter, the deepest tap depends on the most of them."""
+    """Check that features are `[L, B, D]` and finite, that gradients reach every parameter and the deepest tap
+    uses the most.
+    """
     if not callable(make):
         raise UserError(f"check_backbone takes a function (shape, taps) that makes a backbone, not a {type(make).__name__}")
     for shape in ((3, 32, 32), (1, 28, 28), (3, 15, 15)):
@@ -428,7 +432,7 @@ def check_backbone(make: Callable[[tuple[int, int, int], int], Backbone], taps: 
 
 
 def next_batch(engine: Engine, stream: Stream) -> tuple[Batch, Taps]:
-    """The batch that the engine's next step would train on (of a fit, if it trains in no other), and what the net says of it."""
+    """Return the batch of the engine's next step (of a fit, if it trains in no other), and the net's output for it."""
     if engine.chain.traits.trains != "stream":
         engine.get_ready()
         fit = engine.unfinished_fit
@@ -444,14 +448,14 @@ def next_batch(engine: Engine, stream: Stream) -> tuple[Batch, Taps]:
 
 
 def checkpoint_of(engine: Engine) -> dict[str, Any]:
-    """An engine's state, written to a file and read again."""
+    """Write an engine's state to a file and read it back."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoint.save(Path(folder) / "state", engine.state_dict())
         return checkpoint.load(Path(folder) / "state")
 
 
 class engine_untouched:
-    """A block that must leave an engine's state, gradients and torch's random state as they were."""
+    """Check that a block leaves an engine's state, gradients and torch's random state unchanged."""
 
     def __init__(self, engine: Engine, what: str) -> None:
         self.engine, self.what = engine, what
@@ -475,7 +479,7 @@ class engine_untouched:
 
 
 def assert_same(one: Any, two: Any, what: str) -> None:
-    """Two nested states are equal to the bit; the first difference is named."""
+    """Assert that two nested states are equal to the bit; name the first difference."""
     left, right = dict(flatten(one)), dict(flatten(two))
     assert left.keys() == right.keys(), f"{what}: other entries: {sorted(left.keys() ^ right.keys())[:3]}"
     for name, value in left.items():
@@ -485,7 +489,7 @@ def assert_same(one: Any, two: Any, what: str) -> None:
 
 
 def flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of a nested state with their paths; tensors are copied, so that a later change does not reach them."""
+    """Return the leaves of a nested state with their paths; tensors are copied."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from flatten(item, f"{name}/{key}")

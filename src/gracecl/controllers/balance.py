@@ -1,4 +1,4 @@
-"""A rule on gradient norms. A rule of our own, to compare the paper's with.
+"""Entropy gradients in proportion to those of cross-entropy. Our own controller, to compare the paper's with.
 
     γ_l <- share · α_l · |∂CE_l / ∂logits| / |∂H_l / ∂logits|, at most limit
 

@@ -1,7 +1,7 @@
-"""Feedback rules: what each tapped layer shows of itself in, its loss weight α and its regularisation strength γ out.
+"""Controllers: signals of each tapped layer in, its loss weight α and its regularisation strength γ out.
 
 A controller is one function, `controller(signals) -> (α, γ)`. It consists of `weights`, past accuracies → α, and `strengths`,
-entropies → γ, and a rule of your own overrides either or both::
+entropies → γ; your own controller overrides either or both::
 
     @controllers.register("threshold")
     @dataclass(eq=False, repr=False)
@@ -41,7 +41,7 @@ LEAST_SPREAD = 1e-8
 
 
 class Signals:
-    """What the tapped layers show of themselves in one step."""
+    """Measurements of the tapped layers in one step."""
 
     def __init__(
         self,
@@ -54,7 +54,8 @@ class Signals:
         past: Tensor | None = None,
         agree: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """`logits [L, B, C]`; `accuracy [L]` on past images, NaN before it was measured; `classes [C]` that the entropy spans.
+        """Take `logits [L, B, C]`, `accuracy [L]` on past images (NaN before it was measured), and the `classes
+        [C]` of the entropy.
 
         With `summed`, entropies are summed over the images instead of averaged. `past [B]` marks images from a memory. `agree`
         turns values of this process into those that all processes share.
@@ -107,7 +108,7 @@ class Signals:
 
 @dataclass(eq=False, repr=False)
 class Controller:
-    """The paper's α where it is asked for, and no strength: a rule says what γ is."""
+    """Compute α and γ from the layers' signals; this base class gives the paper's α if asked for, and no γ."""
 
     beta: float = 0.005
     """β, the base strength"""
@@ -128,25 +129,25 @@ class Controller:
         return spec.show(self, controllers.name_of(type(self)))
 
     def __call__(self, signals: Signals) -> tuple[Tensor, Tensor]:
-        """α and γ, `[L]` each."""
+        """Return α and γ, `[L]` each."""
         return self.weights(signals.accuracy), self.strengths(signals)
 
     def weights(self, accuracy: Tensor) -> Tensor:
-        """α: layers that know less of the past than the others weigh more; 1 as long as nothing is known about the past."""
+        """Return α: layers with lower accuracy on the past weigh more; 1 as long as it is unknown."""
         if not self.adaptive:
             return torch.ones_like(accuracy)
         return torch.exp(torch.tanh(-self.relative_accuracy(accuracy))).nan_to_num(nan=1.0)
 
     def strengths(self, signals: Signals) -> Tensor:
-        """γ: the factor of each layer's entropy in the objective."""
+        """Return γ: the factor of each layer's entropy in the objective."""
         raise NotImplementedError(f"{type(self).__name__} must say what its strengths are")
 
     def term(self, signals: Signals, gamma: Tensor) -> Tensor:
-        """What is added to the objective per layer."""
+        """Return what is added to the objective per layer."""
         return gamma * signals.entropy
 
     def slope(self, signals: Signals, gamma: Tensor) -> Tensor:
-        """The derivative of each layer's term with respect to its entropy."""
+        """Return the derivative of each layer's term with respect to its entropy."""
         return gamma
 
     def relative(self, entropies: Tensor) -> Tensor:
@@ -156,36 +157,38 @@ class Controller:
         return relative(accuracy, self.unbiased, self.accuracy_floor)
 
     def after_step(self, signals: Signals) -> None:
-        """For rules with a memory: once per step, after it."""
+        """Update a controller's state, once after each step."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what `state_dict` gave."""
+        """Restore what `state_dict` gave."""
 
 
 def relative(values: Tensor, unbiased: bool = False, floor: float = LEAST_SPREAD) -> Tensor:
-    """Each layer's value against the others': (value - mean) / std over the layers, and 0 where all of them agree."""
+    """Return z-scores over the layers, (value - mean) / std, and 0 where all agree."""
     std, precise = spread(values, unbiased), in_double(values)
     z = (precise - precise.mean()) / std.clamp(min=max(floor, LEAST_SPREAD))
     return torch.where(std < LEAST_SPREAD, torch.zeros_like(z), z).to(values)
 
 
 def spread(values: Tensor, unbiased: bool = False) -> Tensor:
-    """The standard deviation over the layers, in double precision: in single, the mean of equal values may differ from them."""
+    """Return the standard deviation over the layers, in double precision: in single, the mean of equal values may
+    differ from them.
+    """
     precise = in_double(values)
     variance = ((precise - precise.mean()) ** 2).sum() / max(1, len(values) - unbiased)
     return torch.sqrt(variance.clamp(min=1e-20))  # the root of 0 has no gradient
 
 
 def in_double(values: Tensor) -> Tensor:
-    """On the host where the device has no double precision: these are a few numbers, one per layer."""
+    """Convert to double precision, on the host where the device has none: these are a few numbers, one per layer."""
     return (values.cpu() if values.device.type == "mps" else values).double()
 
 
 def build(expression: str, **defaults: Any) -> Controller:
-    """The controller an expression names; options that it does not give are taken from `defaults`."""
+    """Build the controller that an expression names; options it does not give come from `defaults`."""
     call = spec.parse_call(expression)
     given = [field.name for field in dataclasses.fields(controllers.get(call.name))][: len(call.args)]
     more = {name: value for name, value in defaults.items() if name not in given}

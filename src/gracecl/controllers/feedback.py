@@ -8,8 +8,8 @@ In a loop of your own, with no trainer, stream or memory of ours::
     loss = feedback(out.logits, ce_per_layer)        # Σ α·CE + γ·H, and it logs itself
     feedback.observe_past(net, past_x, past_y)       # once per task, or every k steps
 
-α stays 1 unless the rule says `adaptive=True`, as in `Feedback(net.layers, "paper(adaptive=True)")`, which is the paper's: in our
-runs its α lowered accuracy, and γ alone did no harm (docs/feedback.md).
+α stays 1 unless the controller says `adaptive=True`, as in `Feedback(net.layers, "paper(adaptive=True)")`, which is the paper's:
+in our runs its α lowered accuracy, and γ alone did no harm (docs/feedback.md).
 
 Under `torch.distributed`, where each process has images of its own, all processes follow the mean of their entropies and one
 accuracy of the past, so that α and γ are the same everywhere.
@@ -35,7 +35,7 @@ FETCH_EVERY = 500
 
 
 class Feedback:
-    """What α and γ depend on, and the objective they make. Calling it is one step of a loop; `history` tells all of them."""
+    """Compute α, γ and the objective they make. Calling it is one step of a loop; `history` records all of them."""
 
     def __init__(
         self,
@@ -44,7 +44,8 @@ class Feedback:
         device: torch.device | str = "cpu",
         synchronise: bool = True,
     ) -> None:
-        """`controller` is a feedback rule such as "bayes(tau=0.5)"; 'gracecl list controllers' names them.
+        """Build the feedback for so many layers; `controller` is an expression such as "bayes(tau=0.5)" ('gracecl
+        list controllers').
 
         With `synchronise`, the processes of `torch.distributed` agree on α and γ, and each of them must make the same calls; give
         False where a process learns by itself.
@@ -52,7 +53,7 @@ class Feedback:
         if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
             raise UserError(f"feedback needs at least one tapped layer, not {layers!r}; give layers=net.layers")
         if not isinstance(controller, str | Controller):
-            raise UserError(f"controller is a rule such as 'bayes(tau=0.5)', not a {type(controller).__name__}")
+            raise UserError(f"controller is an expression such as 'bayes(tau=0.5)', not a {type(controller).__name__}")
         self.layers = layers
         self.controller = controllers.build(controller) if isinstance(controller, str) else controller
         self.synchronise = synchronise
@@ -64,7 +65,7 @@ class Feedback:
     # In a loop of your own.
 
     def __call__(self, logits: Tensor, losses: Tensor, labels: Tensor | None = None) -> Tensor:
-        """The objective of one step, to call `backward()` on.
+        """Return the objective of one step, to call `backward()` on.
 
         `logits [L, B, C]` of the tapped layers, `losses [L]` of their heads, both with gradients; `labels [B]` for rules that
         compare gradients, and for the history to tell how the two terms' gradients compare.
@@ -93,7 +94,7 @@ class Feedback:
         return total
 
     def observe_past(self, net: nn.Module, x: Tensor, y: Tensor | npt.ArrayLike, batch: int = 256) -> Tensor:
-        """Measures each layer's accuracy on images of the past, which sets an adaptive α from now on; returns the accuracies `[L]`.
+        """Measure each layer's accuracy on images of the past, which sets an adaptive α from now on; return the accuracies `[L]`.
 
         `net(x)` gives taps or logits `[L, B, C]`. It is evaluated without gradients and left in the mode it was in. Images may
         be on another device than the net; they are brought to it batch by batch.
@@ -130,7 +131,7 @@ class Feedback:
 
     @property
     def _shared(self) -> bool:
-        """Whether other processes train the same net."""
+        """Return whether other processes train the same net."""
         return self.synchronise and distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
     @staticmethod
@@ -154,7 +155,7 @@ class Feedback:
                 self._fetch(name)
 
     def _fetch(self, name: str) -> None:
-        """Brings the latest rows to the host, in one transfer."""
+        """Fetch the latest values to the host, in one transfer."""
         if recent := self._recent[name]:
             self._fetched.setdefault(name, []).append(torch.stack(recent).cpu().numpy())
             recent.clear()
@@ -167,7 +168,7 @@ class Feedback:
         return alpha.to(signals.entropy), gamma.to(signals.entropy)
 
     def described(self, signals: Signals, alpha: Tensor, gamma: Tensor) -> LossTable:
-        """What is worth recording of a step."""
+        """Return what is recorded of a step."""
         h = signals.entropy.detach()
         sigma = spread(h, self.controller.unbiased).to(h).expand_as(h)
         return {"H": h, "z": self.controller.relative(h), "gamma": gamma.detach(), "alpha": alpha, "sigma_H": sigma}

@@ -1,4 +1,4 @@
-"""Weights that follow where the net forgets. A rule of our own, to compare the paper's with.
+"""Weights that follow where the net forgets. Our own controller, to compare the paper's with.
 
     d_l <- mean cross-entropy of head l on images from memory - that on new images, of the step
     D_l <- (1 - rate) D_l + rate d_l;  α <- L softmax(D / temperature), so that their mean is 1;  γ <- 0

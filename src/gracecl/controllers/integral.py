@@ -1,4 +1,4 @@
-"""A proportional–integral controller for each layer's entropy. A rule of our own, to compare the paper's with.
+"""A proportional–integral controller for each layer's entropy. Our own, to compare the paper's with.
 
     e_l <- H_l / ln C - target;  I_l <- I_l + e_l;  γ_l <- β (proportional · e_l + integral · I_l), within ±limit β
 

@@ -1,4 +1,4 @@
-"""The paper's rule for γ in every reading of it. Wu, Wang, Huang, Dynamic Feedback Engines, 2025.
+"""The paper's γ in every reading of it. Wu, Wang, Huang, Dynamic Feedback Engines, 2025.
 
     H_l <- mean entropy of softmax(head l);  z <- (H - mean H) / std H;  γ <- β exp(tanh(z))
 
@@ -23,7 +23,7 @@ EntropyMode = Literal["alg1", "cpr", "target", "deviation", "cpr_literal", "unif
 @controllers.register("paper")
 @dataclass(eq=False, repr=False)
 class Paper(Controller):
-    """The paper's rule, γ = β exp(tanh(z)), in all its readings."""
+    """The paper's γ = β exp(tanh(z)), in all its readings."""
 
     entropy_mode: EntropyMode = "alg1"
     """what is added per layer. alg1: +β e^tanh(z) H, as Algorithm 1 prints. cpr: -β e^tanh(-z) H, as the introduction says.

@@ -57,7 +57,7 @@ class Posterior:
 
 @dataclass(frozen=True)
 class Strength:
-    """The model of γ; `posterior(d)` is its answer to the layers' deviations d."""
+    """The model of γ; `posterior(d)` solves it for the layers' deviations d."""
 
     c: float = -1.0
     """-1: a layer with more entropy gets a larger γ, as in the algorithm; 1: a smaller one, as the text says"""
@@ -84,7 +84,9 @@ class Strength:
 
     @cached_property
     def at_rest(self) -> tuple[float, float]:
-        """m and s at d = 0, where both derivatives vanish if s² = τ² / (1 + 2 (m - μ0)), so that m alone is left to find."""
+        """Return m and s at d = 0, where both derivatives vanish if s² = τ² / (1 + 2 (m - μ0)), which leaves m to
+        find.
+        """
 
         def variance(m: float) -> float:
             return min(max(self.tau**2 / (1 + 2 * max(m - self.centre, 0.0)), S_RANGE[0] ** 2), S_RANGE[1] ** 2)
@@ -93,17 +95,19 @@ class Strength:
         return m, math.sqrt(variance(m))
 
     def elbo(self, m: Tensor, s: Tensor, d: Tensor) -> Tensor:
-        """The evidence lower bound, in closed form."""
+        """Return the evidence lower bound, in closed form."""
         constant = 0.5 - math.log(self.tau) - math.log(2 * math.pi * self.sigma**2) / 2
         return self._fit(m, s**2, self._pull(d)) + torch.log(s) - d**2 / (2 * self.sigma**2) + constant
 
     def gradient(self, m: Tensor, s: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
-        """∂ELBO/∂m and ∂ELBO/∂s."""
+        """Return ∂ELBO/∂m and ∂ELBO/∂s."""
         by_m, by_log_s, *_ = self._derivatives(m, s**2, self._pull(d))
         return by_m, by_log_s / s
 
     def monte_carlo_elbo(self, m: Tensor, s: Tensor, d: Tensor, samples: int, generator: torch.Generator | None = None) -> Tensor:
-        """The evidence lower bound as a mean over draws ln γ = m + s ε of ln p(d, γ) - ln q(γ); differentiable in m and s."""
+        """Return the evidence lower bound as a mean over draws ln γ = m + s ε of ln p(d, γ) - ln q(γ);
+        differentiable in m and s.
+        """
         noise = torch.randn(samples, *m.shape, generator=generator, dtype=m.dtype, device=m.device)
         log_gamma = m + s * noise
         likelihood = log_normal(d - self.c * torch.exp(-log_gamma), self.sigma)
@@ -117,7 +121,7 @@ class Strength:
 
     @torch.no_grad()
     def posterior(self, d: Tensor, start: Posterior | None = None, iterations: int | None = None) -> Posterior:
-        """The m and s of largest ELBO for each deviation, in double precision; no gradient flows through them.
+        """Return the m and s of largest ELBO for each deviation, in double precision, without gradients.
 
         Damped Newton in (m, ln s) for all layers at once, from the optimum at d = 0 or from an earlier answer, which may need fewer
         `iterations`. Their number is fixed, so that nothing waits for the device.
@@ -140,7 +144,7 @@ class Strength:
 
     @torch.no_grad()
     def map(self, d: Tensor) -> Tensor:
-        """γ at the most probable ln γ, which is the optimum in the limit s → 0; found by halving the range of m."""
+        """Return γ at the most probable ln γ, the optimum in the limit s → 0, by bisection over m."""
         pull = self._pull(d.double())
         m, half = torch.zeros_like(pull), M_RANGE[1]
         while half > 1e-13:
@@ -151,17 +155,17 @@ class Strength:
         return torch.exp(m)
 
     def _pull(self, d: Tensor) -> Tensor:
-        """All that m and s have to do with d."""
+        """Return the part of the ELBO that depends on d."""
         return d * (self.c / self.sigma**2)
 
     def _fit(self, m: Tensor, variance: Tensor, pull: Tensor) -> Tensor:
-        """The ELBO without ln s and without what depends on neither m nor s."""
+        """Return the ELBO without ln s and without constants."""
         inverse, inverse_square = inverse_moments(m, variance)
         prior = (variance + (m - self.centre) ** 2) / (2 * self.tau**2)
         return pull * inverse - inverse_square / (2 * self.sigma**2) - prior
 
     def _derivatives(self, m: Tensor, variance: Tensor, pull: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Of the ELBO: by m, by ln s, twice by m, by m and ln s, twice by ln s."""
+        """Return derivatives of the ELBO: by m, by ln s, twice by m, by m and ln s, twice by ln s."""
         inverse, inverse_square = inverse_moments(m, variance)
         linear, square = pull * inverse, inverse_square / self.sigma**2
         curvature = linear - 2.0 * square - 1 / self.tau**2
@@ -171,7 +175,7 @@ class Strength:
         return by_m, variance * curvature + 1.0, curvature, by_both, by_log_s_twice
 
     def _newton(self, m: Tensor, log_s: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
-        """An uphill step in (m, ln s): Newton's where the ELBO is concave, a shorter one in the same spirit elsewhere."""
+        """Return an uphill step in (m, ln s): Newton's where the ELBO is concave, a shorter one elsewhere."""
         by_m, by_log_s, mm, both, ss = self._derivatives(m, torch.exp(2.0 * log_s), pull)
         stuck_m = (m + by_m).clamp(*M_RANGE) == m  # at the end of its range and pushed outwards, a coordinate rests
         stuck_s = (log_s + by_log_s).clamp(*LOG_S_RANGE) == log_s
@@ -186,18 +190,18 @@ class Strength:
 
 
 def inverse_moments(m: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """E[1/γ] and E[1/γ²] for ln γ ~ N(m, variance)."""
+    """Return E[1/γ] and E[1/γ²] for ln γ ~ N(m, variance)."""
     return torch.exp(variance / 2.0 - m), torch.exp(2.0 * (variance - m))
 
 
 def log_normal(deviation: Tensor, spread: Tensor | float) -> Tensor:
-    """ln of the normal density at a distance from its centre."""
+    """Return ln of the normal density at a distance from its centre."""
     spread = torch.as_tensor(spread, dtype=deviation.dtype, device=deviation.device)
     return -((deviation / spread) ** 2) / 2 - torch.log(spread) - math.log(2 * math.pi) / 2
 
 
 def bisect(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Where a falling function crosses 0; the nearer end where it does not."""
+    """Return where a falling function crosses 0, or the nearer end where it does not."""
     for _ in range(100):
         middle = (low + high) / 2
         low, high = (middle, high) if falling(middle) > 0 else (low, middle)

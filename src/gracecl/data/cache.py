@@ -42,7 +42,7 @@ _compared: set[tuple[Path, int, int, int]] = set()
 
 
 class Decoded(NamedTuple):
-    """Arrays ready to use."""
+    """Decoded arrays."""
 
     train_x: ImageArray
     train_y: Labels
@@ -52,7 +52,7 @@ class Decoded(NamedTuple):
 
 
 def mmap_limit(mmap_bytes: int | None) -> int:
-    """Arrays larger than this are memory-mapped: the argument, else $GRACECL_MMAP_BYTES, else 1 GB."""
+    """Return the size above which arrays are memory-mapped: the argument, else $GRACECL_MMAP_BYTES, else 1 GB."""
     if mmap_bytes is not None:
         return mmap_bytes
     text = os.environ.get("GRACECL_MMAP_BYTES", str(MMAP_BYTES))
@@ -63,7 +63,7 @@ def mmap_limit(mmap_bytes: int | None) -> int:
 
 
 def files_key(files: Sequence[Path], extent: Extent | None) -> str:
-    """Changes whenever a source file is added, removed, replaced or touched, or another extent is wanted."""
+    """Return a key that changes when a source file is added, removed, replaced or touched, or with the extent."""
     digest = hashlib.sha256(repr((FORMAT, extent)).encode())
     for path in files:
         state = path.stat()
@@ -74,7 +74,7 @@ def files_key(files: Sequence[Path], extent: Extent | None) -> str:
 def decoded(
     entry: Path, key: str, read: Callable[[], Contents], extent: Extent | None, title: str, mmap_bytes: int | None
 ) -> Decoded:
-    """The arrays from `entry`, or from the source files, which are then kept in `entry`.
+    """Return the arrays from the cache `entry`, or decode the source files and keep them there.
 
     Without an `extent` the images keep their own. A disk that is full or cannot be written costs the cache, not the
     run.
@@ -101,7 +101,7 @@ def decoded(
 
 
 def _check_room(entry: Path, contents: Contents, extent: Extent | None, limit: int) -> None:
-    """Decoded images must fit into memory, or onto the disk where they are mapped from there."""
+    """Refuse decoded images that fit neither into memory nor onto the disk that they are mapped from."""
     parts = (contents.train, contents.test)
     sizes = [len(part) * part.channels * math.prod(extent or part.native) for part in parts]
     what, remedy = (
@@ -113,7 +113,7 @@ def _check_room(entry: Path, contents: Contents, extent: Extent | None, limit: i
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[bool]:
-    """Waits until no other process decodes into the folder; where that cannot be known (False), each works for itself."""
+    """Wait until no other process decodes into the folder; yield False where that cannot be known."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
@@ -130,7 +130,7 @@ def _alone_in(folder: Path) -> Iterator[bool]:
 
 
 def _opened(entry: Path, key: str, limit: int) -> Decoded | None:
-    """What the entry holds; None when it is absent, of other files, or damaged."""
+    """Open an entry; None when it is absent, of other files, or damaged."""
     try:
         about = read_sealed(entry / "entry.json")
         if about["key"] != key:
@@ -146,7 +146,9 @@ def _opened(entry: Path, key: str, limit: int) -> Decoded | None:
 
 
 def _array(path: Path, digests: list[str], limit: int) -> Any:
-    """Large arrays are mapped, and then compared with their digests once per process; small ones whenever they are read."""
+    """Open an array: large ones are mapped and compared with their digests once per process, small ones at every
+    read.
+    """
     state = path.stat()
     mapped = state.st_size > limit
     identity = (path, state.st_ino, state.st_size, state.st_mtime_ns)
@@ -183,7 +185,7 @@ def _sweep(entry: Path, alone: bool) -> None:
 
 
 def _write_pixels(path: Path, pixels: Pixels, extent: Extent | None, advance: Advance) -> None:
-    """Appends block after block, so that a large set never needs to fit in memory.
+    """Append blocks one by one, so that a large set never needs to fit in memory.
 
     Plain writes, not a memory map: a full disk is then an error that can be caught, not a bus fault.
     """
@@ -196,7 +198,7 @@ def _write_pixels(path: Path, pixels: Pixels, extent: Extent | None, advance: Ad
 
 
 def _replace(draft: Path, entry: Path) -> None:
-    """A folder cannot be renamed onto another: the old one steps aside first. Whoever has it open keeps it."""
+    """Move a folder into place; the old one is moved aside first, and whoever has it open keeps it."""
     if entry.exists():
         old = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=entry.parent))
         entry.rename(old / "old")

@@ -36,7 +36,7 @@ def digits(root: Path, size: int | None) -> Data:
 
 
 def file_of_scikit_learn(name: str) -> Path:
-    """Found without importing the package, which takes two seconds."""
+    """Find the file without importing the package, which takes two seconds."""
     package = find_spec("sklearn")
     folders = package.submodule_search_locations if package else None
     files = [file for folder in folders or () if (file := Path(folder) / "datasets" / "data" / name).is_file()]

@@ -60,7 +60,7 @@ def _zip_members(archive: Path) -> Iterator[Member]:
 
 
 def _inside(into: Path, name: str, archive: Path) -> Path:
-    """Where a member goes. Its name is read in the ways of every system, so that no system is surprised by it."""
+    """Return where a member goes. Its name is read by the rules of every system, so that none is surprised."""
     parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
     if name.startswith(("/", "\\")) or ".." in parts or ":" in name or "\0" in name:
         raise _refused(archive, name, "points out of the folder")

@@ -95,7 +95,7 @@ def _rows(place: Path, test_fraction: float, seed: int) -> tuple[Rows, Rows]:
 
 
 def _images(place: Path) -> Rows:
-    """Every image below each class's folder, in alphabetical order."""
+    """List every image below each class's folder, in alphabetical order."""
     rows: Rows = []
     for folder in sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith(".")):
         images = sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS and not path.name.startswith("."))
@@ -108,7 +108,7 @@ def _images(place: Path) -> Rows:
 
 
 def _check_file(path: Path) -> None:
-    """A pipe or a device would be waited for without end; a name that is no text cannot be written into the cache."""
+    """Refuse pipes and devices, which would block, and names that are no text, which the cache cannot hold."""
     try:
         str(path).encode()
     except UnicodeEncodeError:

@@ -62,7 +62,7 @@ class IdxSource(Source):
 
 
 def read_idx(path: Path) -> ImageArray:
-    """The array of unsigned bytes in an idx file; one that ends early or runs on is refused."""
+    """Read the array of unsigned bytes in an idx file; refuse one that ends early or runs on."""
     try:
         with cast(IO[bytes], gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
             zero, kind, dimensions = struct.unpack(">HBB", file.read(4))
@@ -76,7 +76,7 @@ def read_idx(path: Path) -> ImageArray:
 
 
 def _exactly(file: IO[bytes], count: int) -> bytearray:
-    """Read piece by piece: a header may promise far more than there is."""
+    """Read piece by piece: a header may promise more than there is."""
     content = bytearray()
     while len(content) < count and (piece := file.read(min(CHUNK, count - len(content)))):
         content += piece

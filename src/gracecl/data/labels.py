@@ -45,7 +45,7 @@ class ClassLabels:
         return self.counted if self.counted is not None else None if self.open else self.labels
 
     def add(self, labels: Iterable[Hashable]) -> None:
-        """Gives the labels that are new the next numbers, in their order."""
+        """Give the labels that are new the next numbers, in their order."""
         for label in labels:
             if key(label) not in self._numbers:
                 self._numbers[key(label)] = len(self.labels)

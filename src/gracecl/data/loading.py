@@ -58,7 +58,9 @@ def load(
 
 
 def check(name: str, root: str | Path | None = None) -> list[str]:
-    """What is wrong with the copy of a data set in `root`, one sentence each; empty when complete and decodable."""
+    """List what is wrong with the copy of a data set in `root`, one sentence each; empty when complete and
+    decodable.
+    """
     found: list[str] = []
     try:
         known = None if name.startswith((FOLDER, DOMAINS)) else datasets.get(name)
@@ -135,7 +137,7 @@ def _say_once(sentence: str) -> None:
 
 
 def _picked(data: Data, classes: str | Sequence[int]) -> Data:
-    """Only these classes, numbered 0, 1, … in the order given; images keep their order."""
+    """Keep only these classes, numbered 0, 1, … in the order given; images keep their order."""
     if not isinstance(classes, str | Sequence | np.ndarray):
         raise UserError(f"classes is text such as '0-19' or a list of numbers, not {classes!r}")
     wanted = parse_numbers(classes, "classes") if isinstance(classes, str) else list(classes)

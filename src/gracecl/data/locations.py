@@ -12,7 +12,7 @@ CACHE_NAME = ".gracecl-cache"
 
 
 def user_cache() -> Path:
-    """The folder that this system gives programs for files they can make again."""
+    """Return the system's folder for files that programs can make again."""
     if sys.platform == "darwin":
         home = Path.home() / "Library" / "Caches"
     else:
@@ -21,13 +21,15 @@ def user_cache() -> Path:
 
 
 def data_root(root: str | Path | None = None) -> Path:
-    """`root`, else $GRACECL_DATA, else a folder in the user's cache."""
+    """Return `root`, else $GRACECL_DATA, else a folder in the user's cache."""
     chosen = root or os.environ.get("GRACECL_DATA") or user_cache() / "data"
     return without_nul(chosen).expanduser().resolve()
 
 
 def cache_folder(root: Path) -> Path:
-    """Beside the data if that can be written, so that all who share the data share the work; else the user's."""
+    """Return a folder beside the data if it is writable, so that all users of the data share it; else the user's
+    own.
+    """
     beside = root / CACHE_NAME
     nearest = next(path for path in (beside, *beside.parents) if path.exists())
     return beside if os.access(nearest, os.W_OK | os.X_OK) else user_cache() / "decoded"

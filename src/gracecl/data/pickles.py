@@ -34,7 +34,7 @@ PLAIN_TYPES = frozenset({"u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
-    """The dictionary in `path`, with text for keys, holding numbers, strings, lists and numpy arrays."""
+    """Read a dictionary with text keys that holds numbers, strings, lists and numpy arrays."""
     try:
         data = read_file(path)
         _check_depth(data)
@@ -58,7 +58,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
 
 
 def _check_depth(data: bytes) -> None:
-    """Follows the program of a pickle with the depth of each tuple in place of the tuple."""
+    """Follow the program of a pickle with the depth of each tuple in place of the tuple."""
     stack: list[int] = []
     marks: list[int] = []
     memo: dict[int, int] = {}
@@ -104,7 +104,7 @@ def _check_depth(data: bytes) -> None:
 
 
 def _argument(opcode: pickletools.OpcodeInfo, data: bytes, at: int) -> tuple[bytes, int]:
-    """What follows an instruction, and where the next one is."""
+    """Return the argument of an instruction, and the position of the next one."""
     if opcode.arg is None:
         return b"", at
     length = opcode.arg.n
@@ -190,7 +190,7 @@ def _reconstruct(*_args: Any) -> _Array:
 
 
 def _encode(text: Any, encoding: Any = None) -> bytes:
-    """How Python 3 writes bytes into an old pickle: as latin-1 text. Other codecs (zlib, say) have no place there."""
+    """Encode bytes as Python 3 writes them into an old pickle: latin-1 text. Other codecs (zlib, say) are refused."""
     if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
         raise _Refused(f"the codec {encoding!r}")
     return text.encode("latin1")

@@ -16,7 +16,7 @@ SECONDS_BETWEEN_LINES = 5.0
 
 @contextmanager
 def progress(title: str, total: int | None, unit: str = "images", *, done: int = 0, show: bool = True) -> Iterator[Advance]:
-    """Yields a function to call with the amount of work just done; `done` is what an earlier attempt already did."""
+    """Yield a function to call with the amount of work just done; `done` is what an earlier attempt already did."""
     if not show:
         yield lambda amount: None
     elif Screen().isatty():

@@ -40,7 +40,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class Contents:
-    """What the files of a data set hold; `Pixels` are decoded only when somebody asks for them."""
+    """Contents of a data set's files; `Pixels` are decoded when first needed."""
 
     train: Pixels
     train_y: Labels
@@ -50,7 +50,7 @@ class Contents:
 
 
 class Source(ABC):
-    """One named data set: where its files lie, how they are read, what a complete copy holds."""
+    """A named data set: its folder, how it is read, and what a complete copy holds."""
 
     name: ClassVar[str]
     folder: ClassVar[str]
@@ -66,15 +66,17 @@ class Source(ABC):
 
     @abstractmethod
     def files(self, folder: Path) -> list[Path]:
-        """Every file that `read` depends on; a missing one is a `UserError`. Their sizes and dates key the cache."""
+        """List every file that `read` depends on; a missing one is a `UserError`. Their sizes and dates key the
+        cache.
+        """
 
     @abstractmethod
     def read(self, folder: Path) -> Contents:
-        """The contents; a damaged file is a `UserError`."""
+        """Read the contents; a damaged file is a `UserError`."""
 
     @abstractmethod
     def problems(self, folder: Path) -> list[str]:
-        """What a complete copy has and this one has not, one sentence each, without decoding images."""
+        """List what a complete copy has and this one lacks, one sentence each, without decoding images."""
 
 
 def contents_of_files(
@@ -92,7 +94,7 @@ def missing_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def count_problems(part: str, labels: Labels, expected: Sequence[int], names: Sequence[str]) -> list[str]:
-    """A sentence when some classes have more or fewer images than a complete copy."""
+    """Return a sentence if some classes have more or fewer images than a complete copy."""
     counts = np.bincount(labels, minlength=len(expected))
     wrong = [k for k in range(len(expected)) if counts[k] != expected[k]]
     if not wrong:
@@ -102,7 +104,7 @@ def count_problems(part: str, labels: Labels, expected: Sequence[int], names: Se
 
 
 def differences(contents: Contents, train_counts: Sequence[int], test_counts: Sequence[int], digest: str | None) -> list[str]:
-    """How the contents differ from a complete copy: the images of each class, then, if these agree, their pixels."""
+    """List how the contents differ from a complete copy: images per class, then, if these agree, their pixels."""
     names = contents.class_names
     found = count_problems("training", contents.train_y, train_counts, names)
     found += count_problems("test", contents.test_y, test_counts, names)
@@ -112,7 +114,7 @@ def differences(contents: Contents, train_counts: Sequence[int], test_counts: Se
 
 
 def order_free_digest(contents: Contents) -> str:
-    """SHA-256 that knows every image and its label but not their order, which copies of one data set differ in."""
+    """Return a SHA-256 over all images and labels that does not depend on their order, in which copies differ."""
     digest = hashlib.sha256()
     for pixels, labels in ((contents.train, contents.train_y), (contents.test, contents.test_y)):
         images = (image for block in pixels.blocks(pixels.native) for image in block)
@@ -122,6 +124,6 @@ def order_free_digest(contents: Contents) -> str:
 
 
 def some(things: Sequence[str], shown: int = 5) -> str:
-    """The first few, and how many more."""
+    """Return the first few, and how many more there are."""
     more = f", … and {len(things) - shown} more" if len(things) > shown else ""
     return ", ".join(things[:shown]) + more

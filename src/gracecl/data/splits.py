@@ -15,7 +15,7 @@ from gracecl.errors import UserError
 
 
 def held_out(keys: Sequence[str], labels: Labels, fraction: float, seed: int) -> npt.NDArray[np.bool_]:
-    """Which rows are for testing: of each class, the given fraction, chosen by the hash of (seed, key).
+    """Return which rows are for testing: of each class the given fraction, chosen by the hash of (seed, key).
 
     The choice goes by key, not by position, so a file that is added later moves few others. A class of two or more
     images has at least one on each side.

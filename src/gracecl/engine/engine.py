@@ -123,7 +123,7 @@ class Engine:
         return result
 
     def meet(self, batch: StreamBatch) -> StreamBatch:
-        """Moves to the batch's task and adds its labels to those met; returns the batch as hooks see it, on the device."""
+        """Move to the batch's task and add its labels to those met; return the batch as hooks see it, on the device."""
         if batch.marked != self.progress.marked:
             self.progress = replace(self.progress, marked=batch.marked)
         progress = self.progress
@@ -142,7 +142,7 @@ class Engine:
         return replace(batch, x=x, sources=sources, progress=self.progress, rng=self.rng, kept={}, found={})
 
     def grow(self, classes: int) -> None:
-        """Makes room for so many classes, wherever there is an axis over them; nothing, if there is room already.
+        """Make room for so many classes, wherever there is an axis over them; nothing, if there is room already.
 
         The net's new weights are a function of seed and class. All else begins at 0: moments of the optimizer, statistics, what was
         stored beside images. Masks leave the new classes out, and copies of the net get the weights that it gets.
@@ -213,7 +213,7 @@ class Engine:
         return self._generators[purpose](self.seed, purpose, self.progress.step, repeat)
 
     def end_task(self) -> None:
-        """Tells the method that the task is over; harmless when it was told already. `learn` does so where a batch says it."""
+        """Tell the method that the task is over; harmless when it was told already. `learn` does so where a batch says it."""
         if self.task_open:
             self.task_open = False
             self._close_task()
@@ -254,7 +254,7 @@ class Engine:
         self.ready_at = -1
 
     def get_ready(self) -> None:
-        """Begins what predictions need, once per step. Where that is a fit, it is left to be stepped to its end."""
+        """Begin what predictions need, once per step. Where that is a fit, it is left to be stepped to its end."""
         if self.ready_at == self.progress.step:
             return
         self.check_finite()
@@ -291,7 +291,7 @@ class Engine:
     # Checkpoints.
 
     def check_finite(self) -> None:
-        """Refuses gradients and weights that are not numbers, before anything is made of them."""
+        """Refuse gradients and weights that are not numbers, before anything is made of them."""
         self.update.norms.check()
         check_scale(self.scaler, self.progress.step)
         check_weights(self.net, self.progress.step)

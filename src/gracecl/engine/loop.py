@@ -147,7 +147,7 @@ class Log:
         self.write([{"kind": kind, "step": step, **values}])
 
     def flush(self) -> None:
-        """Fetches the pending tables in one transfer."""
+        """Fetch the pending tables in one transfer."""
         if not self._pending:
             return
         pending, self._pending = self._pending, []
@@ -161,7 +161,7 @@ class Log:
             self.write(lines)
 
     def write(self, lines: list[dict[str, Any]]) -> None:
-        """Keeps what was logged; nowhere, here."""
+        """Keep what was logged; nowhere, here."""
 
 
 @dataclass
@@ -246,7 +246,7 @@ class Loop:
         return self.callbacks.stop
 
     def run(self) -> None:
-        """Steps to the end of the stream, or to where a callback stops."""
+        """Step to the end of the stream, or to where a callback stops."""
         while not self.done and not self.stopped:
             self.step()
         self.log.flush()

@@ -39,7 +39,7 @@ class Recipe(LearnerOptions):
     """What makes a learner, besides its data. Equal recipes and data give equal results to the bit."""
 
     def check(self) -> Method:
-        """Refuses names and expressions that mean nothing, before anything is built; returns the method."""
+        """Refuse names and expressions that mean nothing, before anything is built; return the method."""
         nets.check(self.net)
         augmentation(self.augment)
         optim.check(self.optimizer)
@@ -74,7 +74,7 @@ class Recipe(LearnerOptions):
 
 
 def name_unfit_augmentation(augment: str, method: Method, inputs: Inputs) -> None:
-    """Says that images are too small for the default augmentation, which a method that trains shows them in."""
+    """Say that images are too small for the default augmentation, which a method that trains shows them in."""
     shape = inputs.shape
     if augment == LearnerOptions.augment and min(shape[1:]) < SMALLEST_CROPPED and method.chain.traits.trains != "never":
         warnings.warn(

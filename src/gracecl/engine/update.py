@@ -44,7 +44,7 @@ class Update:
         self.in_hand: Batch | None = None
 
     def __call__(self, batch: Batch) -> LossTable:
-        """Returns the table without gradients."""
+        """Return the table without gradients."""
         self.prepare(batch)
         out, table = self.losses(batch, self.forward)
         data, penalties = split(table)

@@ -255,7 +255,7 @@ def crop(x: Tensor, w: Floats, h: Floats, x_offset: Floats, y_offset: Floats) ->
 
 
 def shift_hue(rgb: Tensor, turn: Tensor) -> Tensor:
-    """Turns the hue of colours in [0, 1] by a fraction of a full circle, through hue–saturation–value and back."""
+    """Turn the hue of colours in [0, 1] by a fraction of a full circle, through hue–saturation–value and back."""
     value, strongest = rgb.max(dim=1)
     chroma = value - rgb.min(dim=1).values
     safe = torch.where(chroma == 0, torch.ones_like(chroma), chroma)

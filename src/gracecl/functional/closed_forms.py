@@ -96,7 +96,7 @@ class Solution:
 
 
 def solve(matrix: Tensor, means: Tensor) -> Solution:
-    """Factors A `[L, M, M]` once and solves it for U `[L, M, K]`."""
+    """Factor A `[L, M, M]` once and solve it for U `[L, M, K]`."""
     factor = factored(matrix)
     directions = torch.cholesky_solve(means, factor)
     log_det = 2 * factor.diagonal(dim1=1, dim2=2).log().sum(dim=1)
@@ -266,7 +266,7 @@ def by_descent(loss: Callable[[Tensor], Tensor], scale: Tensor) -> Tensor:
     least = loss(scale * 10**power)
 
     def lower(step: float, start: Tensor) -> Tensor:
-        """Steps from `start` where that leads lower; says where it did."""
+        """Step from `start` where that leads lower; return where it did."""
         nonlocal power, least
         there = (start + step).clamp(POWERS[0], POWERS[-1])
         found = loss(scale * 10**there)

@@ -70,7 +70,7 @@ def check(expression: str) -> None:
 
 
 def restore(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Loads an optimizer's state, its moments laid out as the parameters are."""
+    """Load an optimizer's state, its moments laid out as the parameters are."""
     optimizer.load_state_dict(state)
     for parameter, moments in optimizer.state.items():
         for name, value in moments.items():

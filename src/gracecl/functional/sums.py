@@ -35,7 +35,7 @@ class Sums:
         self.scatter = self.counts.new_zeros(layers, *([classes] if each_class else []), size, size)
 
     def add(self, features: Tensor, labels: Ints) -> None:
-        """Adds images with features `[L, B, M]`."""
+        """Add images with features `[L, B, M]`."""
         classes, position = np.unique(labels, return_inverse=True)
         h, member = features.double(), torch.from_numpy(position).to(features.device)
         some = torch.from_numpy(classes).to(features.device)
@@ -53,7 +53,7 @@ class Sums:
             self.scatter[:, label].baddbmm_(own.transpose(1, 2), own)
 
     def merge(self, other: Sums) -> None:
-        """Adds the images that another set of sums is of."""
+        """Add the images that another set of sums is of."""
         some = other.counts.nonzero().squeeze(1)
         apart, weight = self._take_in(some, other.counts[some], other.means[:, some])
         self.scatter += other.scatter
@@ -63,7 +63,7 @@ class Sums:
             self.scatter[:, some] += weight[:, None, None] * apart[..., None] * apart[..., None, :]
 
     def _take_in(self, classes: Tensor, counts: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
-        """Moves counts and means; returns how far the new means were from the old ones, and the weight of that in the scatter."""
+        """Move counts and means; return how far the new means were from the old ones, and the weight of that in the scatter."""
         before = self.counts[classes]
         after = before + counts
         apart = means - self.means[:, classes]

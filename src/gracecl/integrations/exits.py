@@ -17,7 +17,7 @@ from gracecl.nets.tapped import TappedNet
 
 
 class LastExit(nn.Module):
-    """A tapped net that gives its last head's logits, as any classifier does, and remembers the taps of the latest call."""
+    """Wrap a tapped net as a plain classifier: return the last head's logits and keep the taps of the latest call."""
 
     def __init__(self, net: TappedNet) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class LastExit(nn.Module):
 
 
 def find_exit(model: nn.Module) -> LastExit:
-    """The one tapped net inside a model."""
+    """Return the one tapped net inside a model."""
     found = [module for module in model.modules() if isinstance(module, LastExit)]
     if len(found) != 1:
         raise UserError(

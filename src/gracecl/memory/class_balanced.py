@@ -15,7 +15,7 @@ from gracecl.memory.reservoir import Memory
 def add_balanced(
     memory: Memory, rng: np.random.Generator, x: Tensor, labels: Ints, task: int = NO_TASK, **attributes: Tensor
 ) -> None:
-    """Offers a batch, image after image: one of a new class, or of a class below its share, is kept.
+    """Offer a batch, image after image: one of a new class, or of a class below its share, is kept.
 
     When the memory is full it takes the place of a random image of the largest class; of equally large ones, that met first. The
     share is the capacity over the classes met, without remainder; classes above theirs shrink only when room is needed.

@@ -39,7 +39,7 @@ class HeldOut:
         return np.flatnonzero(place == 0)[: self.memory.capacity - len(self.memory)]
 
     def add(self, new: StreamBatch, rng: np.random.Generator) -> None:
-        """Keeps images that `rows` named: in free slots, then in those of random images of classes above their share."""
+        """Keep images that `rows` named: in free slots, then in those of random images of classes above their share."""
         memory, size = self.memory, len(self.memory)
         slots = np.arange(size, min(size + len(new), memory.capacity))
         if len(slots) < len(new):

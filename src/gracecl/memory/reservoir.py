@@ -65,7 +65,7 @@ class Memory:
         return self.images.index_select(0, torch.from_numpy(slots).to(self.images.device))
 
     def add(self, rng: np.random.Generator, x: Tensor, labels: Ints, task: int = NO_TASK, **attributes: Tensor) -> Ints:
-        """Offers a batch, image after image: each is kept with the probability that leaves all offered so far equally likely.
+        """Offer a batch, image after image: each is kept with the probability that leaves all offered so far equally likely.
 
         Returns the slots written. Where two images of the batch fall on one slot, the later one stays, as if they came singly.
         """
@@ -138,7 +138,7 @@ class Memory:
         return self._by_label.draw_by_key(n, rng)
 
     def clear(self) -> None:
-        """Forgets everything, also how much was offered."""
+        """Forget everything, also how much was offered."""
         self.filled = self.offered = 0
         self.labels[:], self.tasks[:] = -1, NO_TASK
         self._by_label, self._by_task = Buckets(self.capacity), Buckets(self.capacity)
@@ -210,7 +210,7 @@ class Buckets:
         return np.array(self._slots.get(key, ()), np.int64)
 
     def move(self, slots: list[int], old: list[int], new: list[int], occupied: list[bool]) -> None:
-        """Takes the occupied slots out of their buckets `old` and puts all of them into `new`.
+        """Take the occupied slots out of their buckets `old` and put all of them into `new`.
 
         Plain Python over the slots just written: at most a stream batch of them, and ever fewer as the reservoir fills.
         """

@@ -106,7 +106,7 @@ class Method:
     # Once, before the optimizer is built.
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
-        """Remembers the net; may add modules to it (`net.extra`) and reserve second stores out of the memory."""
+        """Remember the net; may add modules to it (`net.extra`) and reserve second stores out of the memory."""
         self.net = net
 
     def optimizer(self, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
@@ -199,7 +199,7 @@ class Method:
             setattr(self, name, restored(getattr(self, name), state[name], self.net.classifier.weight.device))
 
     def grow(self, growth: Growth) -> None:
-        """Makes room for new classes in all that `state` declares to have some; the net has room already."""
+        """Make room for new classes in all that `state` declares to have some; the net has room already."""
         for name in self.stated():
             value = getattr(self, name)
             if isinstance(name, per_class):
@@ -261,7 +261,7 @@ class Chain:
         return values
 
     def tick(self, memories: Memories, progress: Progress) -> None:
-        """Ends a task, where the stream has no marks, for the parts whose interval is over."""
+        """End a task, where the stream has no marks, for the parts whose interval is over."""
         for part, every in self._ticking:
             if progress.tick(every):
                 part.end_task(memories, progress)

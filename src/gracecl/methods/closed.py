@@ -202,7 +202,7 @@ class Closed(ClosedForm):
         return before // self.interval < now // self.interval or not self.refreshed.known[torch.from_numpy(labels)].all()
 
     def calibrate(self, h: Tensor, labels: Ints) -> None:
-        """Adds the log losses of a batch under the last solution, at each temperature, of the classes that this knew."""
+        """Add the log losses of a batch under the last solution, at each temperature, of the classes that this knew."""
         y = torch.from_numpy(labels).to(h.device)
         rows = self.refreshed.known.to(h.device)[y].nonzero().squeeze(1)
         if len(rows) == 0:

@@ -39,16 +39,16 @@ class ClosedForm(Method):
         return iter(())
 
     def after_batch(self, memories: Memories, new: StreamBatch) -> None:
-        """Adds the images to the sums; none is kept."""
+        """Add the images to the sums; none is kept."""
         for rows, taps in self.net.sweep(new.x):
             self.add(taps.features.double(), new.labels[rows])
 
     @abstractmethod
     def add(self, features: Tensor, labels: Ints) -> None:
-        """Adds images with features `[L, B, D]` to the sums."""
+        """Add images with features `[L, B, D]` to the sums."""
 
     def begin(self, layers: int, size: int, each_class: bool = False) -> None:
-        """Begins with sums of no images."""
+        """Begin with sums of no images."""
         self.sums = self.new_sums(layers, size, each_class)
 
     def new_sums(self, layers: int, size: int, each_class: bool = False) -> Sums:
@@ -59,7 +59,7 @@ class ClosedForm(Method):
         return Sums(layers, classes, size, self.net.classifier.weight.device, each_class)
 
     def merge(self, other: ClosedForm) -> None:
-        """Adds what another learner with the same options and the same net has learned."""
+        """Add what another learner with the same options and the same net has learned."""
         self.sums.merge(other.sums)
 
 

@@ -72,7 +72,7 @@ class EWC(MeasuredAtTaskEnd):
         return self._mean_square(x, lambda log_p: log_p, labels)
 
     def remember(self, fisher: Tensor) -> None:
-        """Adds a task's parabola to the sum of those before it."""
+        """Add a task's parabola to the sum of those before it."""
         weights, total = self.flat.snapshot(), self.importance + fisher
         share = torch.where(total > 0, fisher / total, 1.0)
         away = weights - self.anchor

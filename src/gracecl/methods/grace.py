@@ -8,7 +8,7 @@
             step on Σ_l ( α_l · L_l + γ_l · H_l )
 
 L_l is whatever the inner method's table says; α multiplies its cross-entropy rows, the others (contrast, distillation, penalties)
-stay. The rule that makes α and γ is a controller (`controllers/`); `strength` names another one.
+stay. A controller makes α and γ (`controllers/`); `strength` names another one.
 
 Differences from the paper, which contradicts itself in places; each choice is an option below: α_l L_l is summed in every
 mini-batch (the printed algorithm sums it once, before any batch exists); γ is not differentiated; std is that of a complete set;
@@ -90,7 +90,7 @@ class Grace(Wrapper):
     accuracy_floor: float = 1e-8
     """smallest standard deviation of the accuracies that s is divided by; differences well below it leave α near 1"""
     strength: str = "paper"
-    """the rule that makes γ: paper, bayes, pi, balance, forgetting (which makes α instead) or one of your own, with options as in
+    """the controller that makes γ: paper, bayes, pi, balance, forgetting (which makes α instead) or your own, with options as in
     "bayes(c=1, tau=0.5)"; beta, adaptive, unbiased and the two floors hold for each of them"""
     refresh_every: Annotated[int, AtLeast(0)] = 500
     """steps after which α is renewed on a stream without task marks; 0 leaves it at 1 there"""
@@ -104,10 +104,10 @@ class Grace(Wrapper):
             raise UserError(
                 "grace: the softmax of features spans features, not classes; use classes='all' with entropy_of='features'"
             )
-        rule = registry.normal(spec.parse_call(self.strength).name)
-        if self.entropy_of == "features" and rule in ("balance", "forgetting"):
-            raise UserError(f"grace: strength='{rule}' compares what the heads put out; use entropy_of='head' with it")
-        self.controller()  # refuses a bad rule now, not at the first step
+        controller = registry.normal(spec.parse_call(self.strength).name)
+        if self.entropy_of == "features" and controller in ("balance", "forgetting"):
+            raise UserError(f"grace: strength='{controller}' compares what the heads put out; use entropy_of='head' with it")
+        self.controller()  # refuses a bad expression now, not at the first step
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         if self.val_source == "heldout":
@@ -116,7 +116,7 @@ class Grace(Wrapper):
         self.feedback = Feedback(net.layers, self.controller(), net.classifier.weight.device)
 
     def controller(self) -> Controller:
-        """The rule that `strength` names, with this method's options where the expression gives none."""
+        """Build the controller that `strength` names, with this method's options where the expression gives none."""
         shared = {name: getattr(self, name) for name in ("beta", "adaptive", "unbiased", "sigma_floor", "accuracy_floor")}
         readings = {"entropy_mode": self.entropy_mode, "attached": self.attached}
         if registry.normal(spec.parse_call(self.strength).name) == "paper":

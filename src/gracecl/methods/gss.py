@@ -94,7 +94,7 @@ class GSS(ER):
         return gradients_of_groups(self.net, x, torch.from_numpy(labels).to(x.device), self.scope)
 
     def write(self, memory: Memory, slots: Ints, rows: Ints, scores: Tensor, new: StreamBatch) -> None:
-        """Puts rows of the batch into slots, each with its score."""
+        """Put rows of the batch into slots, each with its score."""
         place = torch.from_numpy(rows).to(new.x.device)
         all_scores = torch.zeros(len(new), device=new.x.device, dtype=scores.dtype).index_copy(0, place, scores.to(new.x.device))
         memory.put(slots, new.x, rows, new.labels, new.progress.task, new.kept | {SCORE: all_scores})

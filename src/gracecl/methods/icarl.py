@@ -101,7 +101,7 @@ class ICaRL(Replay):
             self.choose_exemplars(memories, progress)
 
     def choose_exemplars(self, memories: Memories, progress: Progress) -> None:
-        """Fills the memory anew: for each class its exemplars, in the order of herding, in neighbouring slots."""
+        """Fill the memory anew: for each class its exemplars, in the order of herding, in neighbouring slots."""
         memory, candidates = memories.replay, memories[CANDIDATES]
         share = memory.capacity // len(progress.seen)
         images = torch.cat([store.examples.images for store in (memory, candidates)])

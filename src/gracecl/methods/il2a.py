@@ -211,7 +211,7 @@ class IL2A(Replay):
         self.covariance_of[met] = self.covariance_of.new_tensor(stored)
 
     def remember(self, label: int, mean: Tensor, root: Tensor) -> None:
-        """Keeps a class's mean and the factor `root [L, r, D]` of its covariance, by the class's number."""
+        """Keep a class's mean and the factor `root [L, r, D]` of its covariance, by the class's number."""
         missing = root.shape[1] - self.factors.shape[2]
         self.factors = F.pad(self.factors, (0, 0, 0, max(0, missing)))
         self.factors[:, label] = F.pad(root, (0, 0, 0, max(0, -missing)))

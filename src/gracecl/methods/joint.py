@@ -52,4 +52,4 @@ class Joint(Method):
         return {"ce/all": cross_entropy(out.logits, batch.y)}
 
     def after_batch(self, memories: Memories, new: StreamBatch) -> None:
-        """Keeps nothing: it sees everything anyway."""
+        """Keep nothing: it sees everything anyway."""

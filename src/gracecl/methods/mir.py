@@ -81,7 +81,7 @@ class MIR(ER):
         return now, then
 
     def after_step(self, out: Taps, batch: Batch) -> None:
-        """Keeps the smallest losses, where the criterion asks for them."""
+        """Keep the smallest losses, where the criterion asks for them."""
         for block in batch.blocks.values():
             if SCORED in block.found:
                 slots, losses = block.found[SCORED]

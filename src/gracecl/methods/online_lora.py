@@ -143,7 +143,7 @@ class OnlineLoRA(Method):
             block.memory.attributes[LOSS][: block.images] = of_images[block.rows]
 
     def consolidate(self, batch: Batch) -> None:
-        """Finds what was important to the adapters, and folds them."""
+        """Find what was important to the adapters, and fold them."""
         self.consolidated += 1
         share = 1 / self.consolidated
         self.importance = share * self.squared_gradients(batch) + (1 - share) * self.importance
@@ -164,7 +164,7 @@ class OnlineLoRA(Method):
         return self.of_adapters(lambda parameter: sums[self.names[parameter]])
 
     def fold(self, rng: np.random.Generator) -> None:
-        """Adds the adapters to the weights that they change, so that the function stays, and begins new ones."""
+        """Add the adapters to the weights that they change, so that the function stays, and begin new ones."""
         for adapter in self.adapters:
             adapter.weight += adapter.change(adapter.down, adapter.up)
             drawn = rng.uniform(-adapter.bound, adapter.bound, adapter.down.shape)
@@ -229,7 +229,7 @@ class LossWindow:
         return float(np.var(self.values))
 
     def add(self, loss: float, ready: bool) -> bool:
-        """Takes the next loss; whether it makes a plateau, which nothing does before `ready`."""
+        """Take the next loss; whether it makes a plateau, which nothing does before `ready`."""
         self.values = [*self.values, loss][-self.length :]
         mean, variance = self.mean, self.variance
         self.peak = self.peak or mean > self.last_mean + self.last_variance**0.5

@@ -53,7 +53,7 @@ class QuadraticPenalty(Addition):
         self.consolidated = False
 
     def consolidate(self, memories: Memories, progress: Progress) -> None:
-        """Renews `importance` and `anchor`."""
+        """Renew `importance` and `anchor`."""
         raise NotImplementedError(f"{type(self).__name__} must say how it finds what is important")
 
     def end_task(self, memories: Memories, progress: Progress) -> None:

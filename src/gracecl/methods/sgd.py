@@ -41,4 +41,4 @@ class SGD(Method):
         return batch.seen if self.classes == "seen" else batch.current
 
     def after_batch(self, memories: Memories, new: StreamBatch) -> None:
-        """Keeps nothing."""
+        """Keep nothing."""

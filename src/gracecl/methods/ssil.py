@@ -67,7 +67,7 @@ class SSIL(Replay):
         self.know([])
 
     def know(self, tasks: list[tuple[int, ...]]) -> None:
-        """Sets the classes that came with each earlier task."""
+        """Set the classes that came with each earlier task."""
         device = self.net.classifier.weight.device
         known = torch.tensor([label for classes in tasks for label in classes], dtype=torch.int64)
         self.tasks, self.blocks = tasks, class_blocks(tasks).to(device)

@@ -96,7 +96,7 @@ class FlatParameters:
         return self.gather(values.__getitem__)
 
     def set_gradient(self, vector: Tensor) -> None:
-        """Puts the vector where the optimizer looks; parameters without a gradient stay without, as they have no part in it."""
+        """Put the vector where the optimizer looks; parameters without a gradient stay without, as they have no part in it."""
         for parameter, value in self.scatter(vector).items():
             if parameter.grad is not None:
                 parameter.grad.copy_(value)

@@ -36,7 +36,7 @@ class Backbone(nn.Module):
         raise NotImplementedError
 
     def drop_last_relu(self) -> None:
-        """Lets each tap read its layer before the layer's last ReLU, so that features may be negative.
+        """Let each tap read its layer before the layer's last ReLU, so that features may be negative.
 
         For a backbone whose taps end in no ReLU, or one that does not know its parts, this changes nothing.
         """
@@ -54,7 +54,7 @@ class Backbone(nn.Module):
         return [parameter for module in self.trunk_modules() for parameter in module.parameters(recurse=False)]
 
     def train(self, mode: bool = True) -> Backbone:
-        """Sets the mode; batch norms of a frozen trunk stay in evaluation mode, where their statistics do not move."""
+        """Set the mode; batch norms of a frozen trunk stay in evaluation mode, where their statistics do not move."""
         super().train(mode)
         for module in self.trunk_modules() if self.frozen else ():
             if isinstance(module, BATCH_NORMS):
@@ -170,7 +170,7 @@ class TappedNet(nn.Module):
 
     @torch.no_grad()
     def grown(self, growth: Growth) -> TappedNet:
-        """Makes room for new classes; parameters stay the same objects, so that optimizers and averages still hold them."""
+        """Make room for new classes; parameters stay the same objects, so that optimizers and averages still hold them."""
         if self.classes < growth.after:
             for name, axis in self.class_axes.items():
                 parameter = self.get_parameter(name)
@@ -179,7 +179,7 @@ class TappedNet(nn.Module):
         return self
 
     def extra(self, name: str, module: M) -> M:
-        """Adds a method's own module, on the net's device. What has an axis over the classes says so in `class_axes`."""
+        """Add a method's own module, on the net's device. What has an axis over the classes says so in `class_axes`."""
         self.extras[name] = module.to(self.classifier.weight.device)
         return module
 

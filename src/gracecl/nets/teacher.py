@@ -49,7 +49,7 @@ class Teacher:
         return taps
 
     def grown(self, growth: Growth) -> Teacher:
-        """Makes room for new classes, which it does not know."""
+        """Make room for new classes, which it does not know."""
         self.classes = growth.padded(self.classes, 0)
         if self.copy is not None:
             self.copy.grown(growth)
@@ -89,7 +89,7 @@ class Average:
             own.copy_(latest)
 
     def grown(self, growth: Growth) -> Average:
-        """Makes room for new classes, whose average begins where the net's own entries begin."""
+        """Make room for new classes, whose average begins where the net's own entries begin."""
         self.copy.grown(growth)
         return self
 

@@ -108,7 +108,7 @@ class LowRankLinear(nn.Linear):
 
 
 def adapt(net: TappedNet, name: str, rank: int, scale: float) -> None:
-    """Puts adapters on the queries and values that the net's inputs pass through."""
+    """Put adapters on the queries and values that the net's inputs pass through."""
     found = [(module, child) for module in net.backbone.trunk_modules() for child in attention_projections(module)]
     used = layers_called(net, [module.get_submodule(child) for module, child in found])
     if not used:
@@ -125,7 +125,7 @@ def adapt(net: TappedNet, name: str, rank: int, scale: float) -> None:
 
 
 def attention_projections(module: nn.Module) -> list[str]:
-    """Names of a module's own linear layers that give query or value."""
+    """Return the names of a module's own linear layers that give query or value."""
     linear = {name: child for name, child in module.named_children() if isinstance(child, nn.Linear)}
     separate = [name for pair in QUERY_AND_VALUE if all(name in linear for name in pair) for name in pair]
     return separate + [name for name in FUSED if name in linear and linear[name].out_features % 3 == 0]

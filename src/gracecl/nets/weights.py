@@ -80,7 +80,7 @@ def timm_name(name: str) -> str:
 
 
 def load(module: nn.Module, tensors: dict[str, Tensor], path: str, fresh: tuple[str, ...] = ()) -> None:
-    """Copies tensors into a module's parameters of the same names; all must be there except those of the `fresh` parts."""
+    """Copy tensors into a module's parameters of the same names; all must be there except those of the `fresh` parts."""
     own = {name: value for name, value in module.state_dict().items() if not name.startswith(fresh)}
     missing, unexpected = [name for name in own if name not in tensors], [name for name in tensors if name not in own]
     differing = [

@@ -35,12 +35,12 @@ SIMILAR = 0.65
 
 
 def normal(name: str) -> str:
-    """`ER-ACE`, `er_ace` and `Er_Ace` are one name, and so are `EWC++` and `ewc_pp`."""
+    """Normalise a name: `ER-ACE`, `er_ace` and `Er_Ace` are one name, and so are `EWC++` and `ewc_pp`."""
     return name.strip().lower().replace("-", "_").replace("++", "_pp")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'er'?`, or nothing when no known name is close."""
+    """Return `; did you mean 'er'?`, or nothing when no known name is close."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=SIMILAR)
     return f"; did you mean '{close[0]}'?" if close else ""
 
@@ -50,7 +50,7 @@ class UnknownName(UserError):
 
 
 class Registry:
-    """The names of one kind of thing."""
+    """The registered names of one kind of thing."""
 
     def __init__(self, kind: str, package: str, aliases: dict[str, str] | None = None) -> None:
         self.kind, self.package = kind, package
@@ -60,7 +60,7 @@ class Registry:
         self._name_of: dict[Any, str] = {}
 
     def register(self, name: str, override: bool = False) -> Callable[[T], T]:
-        """Decorator: the class or function below it goes by `name`, which may be one of this package's only with `override`.
+        """Decorate a class or function to register it under `name`; `override` allows a name of this package.
 
         What plugins register is known while they are in use (`registry.plugins`).
         """
@@ -89,18 +89,18 @@ class Registry:
 
     @property
     def _of_plugins(self) -> dict[str, Any]:
-        """What the plugins in use registered."""
+        """Return what the plugins in use registered."""
         registered = of_plugins.get()
         return {} if registered is None else registered.setdefault(self.kind, {})
 
     @property
     def known(self) -> dict[str, Any]:
-        """name -> thing, of all that are imported; those of plugins come before others of their name."""
+        """Return {name: thing} of everything imported; plugins take precedence."""
         return self.loaded | self._of_plugins
 
     @cached_property
     def written(self) -> dict[str, tuple[str, str]]:
-        """name -> (module, first line of its docstring), read from the files of the package."""
+        """Return {name: (module, first line of its docstring)}, read from the package's files."""
         spec = importlib.util.find_spec(self.package)
         if spec is None or spec.origin is None:
             raise ImportError(f"the package {self.package} is not installed")
@@ -116,7 +116,7 @@ class Registry:
         return found
 
     def name_of(self, thing: Any) -> str:
-        """The name a thing was registered under, or its own in lower case."""
+        """Return the name a thing was registered under, or its own in lower case."""
         own = (name for name, other in self._of_plugins.items() if other is thing)
         return next(own, None) or self._name_of.get(thing) or str(thing.__name__).lower()
 
@@ -124,17 +124,17 @@ class Registry:
         return sorted({*self.written, *self.known})
 
     def real_name(self, name: str) -> str:
-        """The name that an alias stands for; any other name stays as it is written."""
+        """Resolve an alias; other names stay as they are."""
         key = normal(name)
         return name if key in self.known or key in self.written else self.aliases.get(key, name)
 
     def summaries(self) -> dict[str, str]:
-        """name -> one line, without importing what is not imported yet."""
+        """Return {name: one line} without importing what is not imported yet."""
         outside = {name: (thing.__doc__ or "").strip().split("\n", 1)[0] for name, thing in self.known.items()}
         return {name: self.written[name][1] if name in self.written else outside[name] for name in self.names()}
 
     def get(self, name: str) -> Any:
-        """The thing of a name or alias."""
+        """Return the thing of a name or alias."""
         key = normal(self.real_name(name))
         if key not in self.known and key in self.written:
             importlib.import_module(self.written[key][0])
@@ -145,7 +145,7 @@ class Registry:
 
 
 def _origin(thing: Any) -> str:
-    """The file that a thing was registered in, or its module."""
+    """Return the file in which a thing was registered, or its module."""
     module = str(getattr(thing, "__module__", ""))
     return str(getattr(sys.modules.get(module), "__file__", None) or module)
 

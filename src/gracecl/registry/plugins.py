@@ -41,7 +41,7 @@ Files = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Plugin:
-    """A module or file, as it is found on the disk."""
+    """A module or file of the user's code, as found on disk."""
 
     name: str
     """that holds in any folder: the path of a file, or the name of a module"""
@@ -84,7 +84,7 @@ class Plugin:
         return found - set(self.own_files)
 
     def holds(self, file: Path) -> bool:
-        """Whether a file belongs to it: the user's code in its folder, or its package wherever that is installed."""
+        """Return whether a file belongs to the plugin: in its folder, or in its package wherever that is installed."""
         if file == self.file or not str(file).startswith(f"{self.folder}{os.sep}") or file.is_relative_to(HERE):
             return file == self.file
         return not _is_installed(file) or (self.folder / "__init__.py").is_file()
@@ -135,17 +135,17 @@ class Code:
 
     @property
     def unchanged(self) -> bool:
-        """Whether the files are still those that were executed."""
+        """Return whether the files are still those that were executed."""
         return Code(self.plugins).digest == self.digest and changed(self.names, self._late) is None
 
     def late_files(self, before: Files) -> Files:
-        """Files outside the digest that were loaded by now, or `before`, each as it was when it was first seen; [] for none."""
+        """Return files outside the digest that were loaded by now or `before`, as first seen; [] for none."""
         self._note_late_files()
         late = [old | new for old, new in zip(before or self._late, self._late, strict=False)]
         return late if any(late) else []
 
     def enter(self) -> None:
-        """Puts the plugins' modules and places where Python looks for them."""
+        """Make the plugins' modules and folders importable."""
         self._path = [*sys.path]
         sys.path[:0] = self._places
         sys.modules.update(self._modules)
@@ -177,7 +177,7 @@ _executed: dict[tuple[str, ...], Code] = {}
 
 @contextmanager
 def in_use(names: Iterable[str]) -> Iterator[Code]:
-    """What these plugins register is known until the block ends, and what others registered is not."""
+    """Activate plugins while the block runs; names that other plugins registered are unknown in it."""
     plugins, around = tuple(_find(name) for name in names), _current.get()
     if around and around.plugins == plugins and around.unchanged:
         yield around
@@ -212,17 +212,17 @@ def _left(code: Code | None) -> Iterator[None]:
 
 
 def found(names: Iterable[str]) -> tuple[str, ...]:
-    """The names of plugins that hold in any folder; none of them is executed."""
+    """Return names of plugins that are valid in any folder, without executing them."""
     return tuple(_find(name).name for name in names)
 
 
 def digest_of(names: Iterable[str]) -> str | None:
-    """The digest of plugins, none of which is executed; None for none."""
+    """Return the digest of plugins without executing them; None for none."""
     return Code([_find(name) for name in names]).digest
 
 
 def changed(names: Iterable[str], files: Files) -> Path | None:
-    """The first of some plugins' files that is not what it was; None if there is none."""
+    """Return the first of some plugins' files that was changed, or None."""
     for name, known in zip(names, files, strict=False):
         folder = _find(name).folder
         for place, digest in known.items():
@@ -237,7 +237,7 @@ def _find(name: str) -> Plugin:
 
 
 def _digest_of(file: Path) -> str:
-    """Of a file's content; of nothing, where it cannot be read."""
+    """Return the digest of a file's content; of nothing if it cannot be read."""
     try:
         return hashlib.sha256(read_file(file)).hexdigest()[:DIGITS]
     except (OSError, UserError):
@@ -258,14 +258,14 @@ def _told_of(name: str) -> Iterator[None]:
 
 
 def _modules_of(plugins: Sequence[Plugin]) -> dict[str, ModuleType]:
-    """The loaded modules with a source that belong to plugins."""
+    """Return the loaded modules that belong to plugins."""
     files = {name: getattr(module, "__file__", None) for name, module in [*sys.modules.items()] if name != "__main__"}
     sources = {name: _real(file) for name, file in files.items() if isinstance(file, str) and file.endswith(".py")}
     return {name: sys.modules[name] for name, file in sources.items() if any(plugin.holds(file) for plugin in plugins)}
 
 
 def _take_out(plugins: Sequence[Plugin]) -> dict[str, ModuleType]:
-    """The same, which are then not loaded any more."""
+    """Unload and return the modules of plugins."""
     found = _modules_of(plugins)
     for name in found:
         del sys.modules[name]
@@ -273,13 +273,13 @@ def _take_out(plugins: Sequence[Plugin]) -> dict[str, ModuleType]:
 
 
 def _is_installed(file: Path) -> bool:
-    """Whether a file is Python's, of an installed package, or of this one."""
+    """Return whether a file belongs to Python, to an installed package or to this one."""
     return any(file.is_relative_to(root) for root in (*INSTALLED, HERE)) or not SITES.isdisjoint(file.parts)
 
 
 @lru_cache(maxsize=256)
 def _imports(source: bytes) -> frozenset[tuple[str, int]]:
-    """Names that a source imports, with the number of dots before each; what cannot be read imports nothing."""
+    """Return names that a source imports, with the number of leading dots; none if it cannot be parsed."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -296,7 +296,7 @@ def _imports(source: bytes) -> frozenset[tuple[str, int]]:
 
 
 def _places_of(name: str) -> list[Path]:
-    """Where Python looks for a module, also by the hooks of packages that are installed for editing. Nothing is imported."""
+    """Return where Python looks for a module, including hooks of editable installs. Nothing is imported."""
     specs = (finder.find_spec(name.partition(".")[0], None) for finder in sys.meta_path)
     spec = next(filter(None, specs), None)
     inside = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
@@ -305,7 +305,9 @@ def _places_of(name: str) -> list[Path]:
 
 
 def _files_of(name: str, places: Sequence[Path]) -> list[Path | None]:
-    """The source of each part of a module's name, packages first; None for a part that has none. Nothing is imported."""
+    """Return the source file of each part of a module's name, packages first; None for a part without one. Nothing
+    is imported.
+    """
     found: list[Path | None] = []
     for part in name.split("."):
         choices = [choice for place in places for choice in (place / part / "__init__.py", place / f"{part}.py")]

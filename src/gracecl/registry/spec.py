@@ -39,7 +39,7 @@ DEEPEST = 50
 
 @dataclass(frozen=True)
 class Call:
-    """A name with its arguments, not yet looked up."""
+    """A name with its arguments, not yet resolved."""
 
     name: str
     args: tuple[Any, ...]
@@ -48,7 +48,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Limit:
-    """The range of an option that is a number, in the option's annotation. Its text follows "temperature must be"."""
+    """The range of a numeric option, in its annotation. Its text follows "temperature must be"."""
 
     bound: float
     words: ClassVar[str]
@@ -91,7 +91,7 @@ class Within(Limit):
 
 
 def parse_call(text: str) -> Call:
-    """`resnet18(width=64)` or `split-cifar100` as a name and literal arguments."""
+    """Parse `resnet18(width=64)` or `split-cifar100` to a name and literal arguments."""
     node = _parse(text)
     call = _read(node, text)
     if not isinstance(call, Call):
@@ -100,7 +100,7 @@ def parse_call(text: str) -> Call:
 
 
 def with_option(text: str, name: str, value: Any) -> str:
-    """The text of a call with one more option: `split-digits(tasks=5)` with epochs=3 is `split-digits(tasks=5, epochs=3)`."""
+    """Add an option to a call: `split-digits(tasks=5)` with epochs=3 is `split-digits(tasks=5, epochs=3)`."""
     call = parse_call(text)
     if name in call.kwargs:
         raise UserError(f"'{text}' gives {name} already; leave that or --{name.replace('_', '-')} out")
@@ -112,17 +112,17 @@ def with_option(text: str, name: str, value: Any) -> str:
 
 
 def parse_method(text: str) -> Any:
-    """The method an expression names, built."""
+    """Build the method that an expression names."""
     return build_method(read_method(text))
 
 
 def in_full(text: str) -> str:
-    """The expression of a method as configurations have it: `grace(mose())` for `grace`."""
+    """Return the canonical expression of a method: `grace(mose())` for `grace`."""
     return repr(parse_method(text))
 
 
 def read_method(text: str) -> Any:
-    """What the expression of a method says, not yet looked up: a `Call`, or `(left, "+", right)`."""
+    """Parse the expression of a method to a `Call` or `(left, "+", right)`, not yet resolved."""
     read = _read(_parse(text), text)
     if not _names_methods(read):
         raise UserError(f"'{text}' is not a method such as er or grace(er(n_recall=64)); only methods can be added")
@@ -130,12 +130,12 @@ def read_method(text: str) -> Any:
 
 
 def build_method(read: Any) -> Any:
-    """The method that `read_method` read."""
+    """Build the method that `read_method` parsed."""
     return _build_method(read).as_learner()
 
 
 def parse_numbers(text: str, what: str) -> list[int]:
-    """`0-3,7` as 0, 1, 2, 3, 7."""
+    """Parse `0-3,7` to 0, 1, 2, 3, 7."""
     numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -151,17 +151,17 @@ def parse_numbers(text: str, what: str) -> list[int]:
 
 
 def construct(registry: Registry, call: Call, *before: Any) -> Any:
-    """Calls what the registry holds under the name; `before` are arguments that the expression does not give."""
+    """Call what the registry holds under the name; `before` are arguments that the expression does not give."""
     return checked_call(registry.get(call.name), call, *before)
 
 
 def checked_call(target: Callable[..., Any], call: Call, *before: Any) -> Any:
-    """Calls a function or class with an expression's arguments; a mistake in them is told in a sentence."""
+    """Call a function or class with an expression's arguments; report a mistake in them as a sentence."""
     return target(*before, **arguments(target, call, len(before)))
 
 
 def arguments(target: Callable[..., Any], call: Call, before: int = 0) -> dict[str, Any]:
-    """An expression's arguments by their names, checked; the first `before` parameters are not the expression's."""
+    """Return an expression's arguments by name, checked; the first `before` parameters are not the expression's."""
     options = list(inspect.signature(target).parameters)[before:]
     if len(call.args) > len(options):
         raise UserError(f"{call.name} takes at most {len(options)} arguments, {len(call.args)} were given")
@@ -183,12 +183,12 @@ def arguments(target: Callable[..., Any], call: Call, before: int = 0) -> dict[s
 
 
 def check_fields(thing: Any, name: str) -> None:
-    """Every field of a dataclass has a value of its annotated type, within the limits declared there; else a sentence says so."""
+    """Check the type and range of every field of a dataclass."""
     check_options(type(thing), name, {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing)})
 
 
 def check_options(target: Callable[..., Any], owner: str, given: dict[str, Any]) -> None:
-    """The same for values that a function or class, told of as `owner`, was given."""
+    """Check the type and range of arguments that `owner` was given."""
     hints = _hints(target)
     for name, value in given.items():
         if name in hints and not _fits(value, hints[name]):  # an option without annotation takes what is written
@@ -196,13 +196,13 @@ def check_options(target: Callable[..., Any], owner: str, given: dict[str, Any])
 
 
 def _shown(value: Any) -> str:
-    """A value in an error: its text if that is short, else its type."""
+    """Return a value for an error: its text if that is short, else its type."""
     text = repr(value)
     return text if len(text) <= 200 and "\n" not in text else f"a {type(value).__name__}"
 
 
 def show(thing: Any, name: str) -> str:
-    """The expression of a dataclass: fields that differ from their defaults; parts that are methods come first, unnamed."""
+    """Return the expression of a dataclass: fields that differ from their defaults; method parts first, unnamed."""
     parts = []
     for field in dataclasses.fields(thing):
         value = getattr(thing, field.name)
@@ -234,7 +234,7 @@ def _parse(text: str) -> ast.expr:
 
 
 def _depth(node: ast.AST) -> int:
-    """Of an expression's tree, found level by level."""
+    """Return the depth of an expression's tree."""
     depth, level = 0, [node]
     while level and depth <= DEEPEST:
         depth, level = (
@@ -284,7 +284,7 @@ def _names_methods(read: Any) -> bool:
 
 
 def _without_aliases(read: Any) -> Any:
-    """The same with the names that methods have here, for whoever looks values up by them."""
+    """Return the expression's tree with aliases of methods resolved."""
     match read:
         case Call(name, args, kwargs):
             named = {option: _without_aliases(value) for option, value in kwargs.items()}
@@ -331,7 +331,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _wanted(hint: Any, value: Any) -> str:
-    """What an annotation asks for, as far as the value does not have it: a type, else a range."""
+    """Return what an annotation requires and the value is not: a type, else a range."""
     origin = typing.get_origin(hint)
     if origin is Annotated:
         return " and ".join(map(str, _limits(hint))) if _fits(value, hint.__origin__) else _wanted(hint.__origin__, value)

@@ -180,7 +180,7 @@ class Stream:
 
 
 def check_evaluations(stream: Stream) -> None:
-    """Refuses a stream whose runs would end without an accuracy, or leave some test images out of it."""
+    """Refuse a stream whose runs would end without an accuracy, or leave some test images out of it."""
     if len(stream.marks) == 0 or stream.marks[-1] != len(stream) - 1:
         raise UserError("the stream's last step is not marked for evaluation; let its marks end with the last step")
     if len(stream.test_task) != len(stream.data.test_y) or len(stream.test_task) == 0 or stream.test_task.min() < 0:
@@ -194,7 +194,7 @@ def check_evaluations(stream: Stream) -> None:
 
 
 def cut_into_batches(length: int, size: int, start: int = 0) -> Ints:
-    """Ends of batches of `size` over `length` positions; the last one may be smaller."""
+    """Return the ends of batches of `size` over `length` positions; the last one may be smaller."""
     return start + np.minimum(np.arange(size, length + size, size), length)
 
 

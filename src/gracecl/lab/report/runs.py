@@ -175,7 +175,7 @@ class Run:
 
     @property
     def length(self) -> int:
-        """Steps of the stream, those that were recorded if the run does not say."""
+        """Number of steps of the stream, or of those recorded if the run does not say."""
         recorded = max((record["step"] for record in [*self.steps, *self.evals]), default=-1) + 1
         return int(self.timing.get("steps") or recorded)
 

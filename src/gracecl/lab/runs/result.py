@@ -123,7 +123,7 @@ def run(
     callbacks: Iterable[Any] = (),
     **options: Any,
 ) -> Result:
-    """Trains a method on a stream to its end, as the command `gracecl run` does, and returns what it found.
+    """Train a method on a stream to its end, as the command `gracecl run` does, and return what it found.
 
     >>> result = gracecl.run("er", stream="split-digits(tasks=5)", memory=100, net="mlp", seed=1)
     >>> result.accuracy, result.metrics["acc"]

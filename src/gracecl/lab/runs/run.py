@@ -159,7 +159,7 @@ class Work:
             yield code
 
     def check_code(self) -> None:
-        """Refuses plugins that are not what they were when the run began; none of them is executed for it."""
+        """Refuse plugins that are not what they were when the run began; none of them is executed for it."""
         began_with, named = self.config.plugin_code, ", ".join(self.plugins)
         if named and began_with is None:
             raise UserError(
@@ -183,12 +183,12 @@ class Interrupted(KeyboardInterrupt):
 
 
 def run(config: RunConfig, out: Path, data_root: str | Path | None = None, watch: Watch | None = None) -> Path:
-    """Runs a configuration to its end, continuing where an earlier attempt stopped, and returns its folder."""
+    """Run a configuration to its end, continuing where an earlier attempt stopped, and return its folder."""
     return Work.new(config, out, data_root).run(watch)
 
 
 def resume(folder: Path, data_root: str | Path | None = None, watch: Watch | None = None) -> Path:
-    """Continues the run in a folder from its last checkpoint, or from the beginning if there is none."""
+    """Continue the run in a folder from its last checkpoint, or from the beginning if there is none."""
     return Work.begun(folder, data_root).run(watch)
 
 
@@ -277,7 +277,7 @@ def load_checkpoint(saved: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def _restore(trainer: Trainer, state: dict[str, Any], saved: Path) -> None:
-    """Puts the trainer where the checkpoint was made."""
+    """Put the trainer where the checkpoint was made."""
     if state["stream_hash"] != trainer.stream.hash:
         raise UserError(f"the data changed since {saved} was written, so the run cannot continue; start it anew in another --out")
     try:
@@ -310,7 +310,7 @@ def _late_files(folder: Path) -> Files:
 
 
 def _finish(trainer: Trainer, config: RunConfig, code: Code, saved: Path, watch: Watch) -> None:
-    """Steps to the end of the stream, saving now and then, and when somebody asks to stop."""
+    """Step to the end of the stream, saving now and then, and when somebody asks to stop."""
     constant = {
         "config": {name: value for name, value in asdict(config).items() if name not in NO_EFFECT_ON_RESULTS},
         "stream_hash": trainer.stream.hash,

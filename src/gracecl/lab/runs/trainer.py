@@ -15,7 +15,7 @@ from gracecl.streams import Stream
 
 
 def name_untested(stream: Stream) -> None:
-    """Says beforehand which metrics a stream has no test images for."""
+    """Say beforehand which metrics a stream has no test images for."""
     marks, tested = len(stream.marks), len(np.unique(stream.test_task[stream.test_task < len(stream.marks)]))
     if tested < marks:
         warnings.warn(
