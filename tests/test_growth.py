@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +13,10 @@ from torch import nn
 from gracecl.core import StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
+from gracecl.methods.base import Addition, Wrapper
 from gracecl.nets.growth import ClassAxis, Growth
+from gracecl.registry import methods
+from gracecl.registry.spec import parse_method
 from gracecl.testing import a_larger_head_matters_where_traits_say_so, classes_may_arrive, toy_data, toy_engine
 
 COMBINED = {
@@ -40,6 +46,17 @@ def test_learners_of_several_parts(method: str, met_only: bool) -> None:
     assert toy_engine(method).chain.traits.met_only == met_only
     classes_may_arrive(method)
     a_larger_head_matters_where_traits_say_so(method)
+
+
+def test_the_page_says_which_methods_do_not_mind_a_larger_head() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "learner.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.*) \| predicts the same: .* \|$", page, flags=re.M)
+    alone = {name: parse_method(f"{name}()") for name in methods.names()}
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == {name for name, method in alone.items() if method.chain.traits.met_only}
+    [row] = re.findall(r"^\| (.*) \| predicts the same \|$", page, flags=re.M)
+    outer = {name for name in alone if issubclass(methods.get(name), (Addition, Wrapper)) and name != "best"}
+    harmless = {name for name in outer if alone[name].parts[-1].traits.met_only is not False}
+    assert set(re.findall(r"`(\w+)`", row)) == harmless
 
 
 def test_a_class_begins_the_same_whenever_it_arrives() -> None:
