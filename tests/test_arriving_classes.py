@@ -169,6 +169,24 @@ def test_fit_takes_a_stream_without_being_told_anything() -> None:
     assert len(found.per_task) == 3
 
 
+@pytest.mark.parametrize(
+    "family", ["domain(kind='permute', tasks=2)", "noisy(split(tasks=3), 0.2)", "i-blurry(tasks=3)", "task(split(tasks=3))"]
+)
+def test_fit_knows_the_classes_of_every_family_of_streams(family: str) -> None:
+    """After other labels, so that the learner's numbers are not the stream's."""
+    seen: list[float] = []
+
+    class Watch(gracecl.Callback):
+        def on_evaluation(self, state: Any) -> None:
+            seen.append(state.accuracy)
+
+    one, stream = learned(learner(), (0, 1)), gracecl.stream(DATA, family=family)
+    one.fit(stream, callbacks=[Watch()])
+    assert one.classes == 8
+    assert seen[-1] == pytest.approx(one.evaluate(stream).average)
+    assert set(one.engine.progress.seen) == set(range(8))
+
+
 def test_a_stream_has_its_class_names_as_labels_if_the_learner_was_given_these() -> None:
     named, numbered = learner(classes=list(DATA.class_names)), learner(classes=6)
     for one in (named, numbered):

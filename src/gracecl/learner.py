@@ -459,13 +459,14 @@ class Learner:
         if self._engine is None:
             self._build(stream.data.shape)
         labels = self._labels_of(stream)
-        by_arrival = dict.fromkeys([*stream.data.train_y[stream.order].tolist(), *range(len(labels))])
+        by_arrival = dict.fromkeys([*stream.labels(stream.order).tolist(), *range(len(labels))])
         self.labels.learned([labels[number] for number in by_arrival])
         own = self.labels.numbers(labels)
         if np.array_equal(own, np.arange(len(own))):
             return stream
-        data = replace(stream.data, train_y=own[stream.data.train_y], test_y=own[stream.data.test_y])
-        return replace(stream, data=data)
+        data, names = stream.data, tuple(map(str, self.labels.array))
+        data = replace(data, train_y=own[data.train_y], test_y=own[data.test_y], class_names=names)
+        return replace(stream, data=data, clean_y=None if stream.clean_y is None else own[stream.clean_y])
 
     def _images(self, x: Images) -> Tensor:
         images = x.to_dense() if isinstance(x, Tensor) else _array(x, "images")

@@ -61,7 +61,7 @@ def toy_stream(seed: int = 0, batch: int = 3) -> Stream:
 def in_order_of_arrival(stream: Stream) -> Stream:
     """The stream with its classes numbered as they come, which is how a learner numbers classes that nobody declared."""
     number = np.empty(stream.data.classes, np.int64)
-    number[list(dict.fromkeys(stream.data.train_y[stream.order].tolist()))] = np.arange(len(number))
+    number[list(dict.fromkeys(stream.labels(stream.order).tolist()))] = np.arange(len(number))
     data = dataclasses.replace(stream.data, train_y=number[stream.data.train_y], test_y=number[stream.data.test_y])
     return dataclasses.replace(stream, data=data)
 
