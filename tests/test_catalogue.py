@@ -86,7 +86,7 @@ def test_what_a_method_is(name: str) -> None:
 def test_what_a_method_keeps_and_costs(name: str) -> None:
     facts = FACTS[name]
     engine, rows, forward, backward = last_task(name)
-    assert rows == facts.rows.split()
+    assert rows == facts.terms.split()
     assert (len(engine.memories.replay) > 0) == facts.keeps.startswith("images")
     if name == "joint":  # its second batch comes with the stream
         forward, backward = forward + 64, backward + 64
@@ -105,8 +105,8 @@ def test_what_works_inside_grace(name: str) -> None:
     engine, rows = learn_two_tasks(f"grace({name}({option}))")
     measured = [math.isfinite(value) for value in engine.method.feedback.accuracy.tolist()]  # type: ignore[attr-defined]
     assert measured == [facts.grace != "γ"] * 4
-    if facts.rows:
-        assert [*facts.rows.split(), *(["ce/head"] if option else []), "entropy"] == rows
+    if facts.terms:
+        assert [*facts.terms.split(), *(["ce/head"] if option else []), "entropy"] == rows
         assert any(row.startswith("ce") for row in rows)
 
 

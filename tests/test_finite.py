@@ -126,7 +126,7 @@ def test_a_learner_that_lost_its_weights_neither_predicts_nor_saves(tmp_path: Pa
     saved = (tmp_path / "learner").read_bytes()
     with torch.no_grad():
         next(ours.net.backbone.parameters())[0] = math.nan
-    ours.engine.outdate()
+    ours.engine.invalidate_predictions()
     for act in (lambda: ours.predict(X), lambda: ours.predict_proba(X), lambda: ours.save(tmp_path / "learner")):
         with pytest.raises(UserError, match=r"'backbone\..*' of the net is not finite after step 0"):
             act()

@@ -135,7 +135,7 @@ def test_a_module_of_ones_own_declares_its_axis() -> None:
     engine.grow(1)
     own = nn.Linear(12, 1)
     own.class_axes = {"weight": ClassAxis(0, bound=0.1), "bias": ClassAxis(0, bound=0.1)}
-    engine.net.extra("own", own)
+    engine.net.add_extra("own", own)
     engine.grow(3)
     assert own(torch.zeros(1, 12)).shape == (1, 3)
 

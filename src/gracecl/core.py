@@ -31,25 +31,25 @@ NO_SOURCES: Ints = np.empty(0, np.int64)
 """of images that nobody has numbered: the engine counts them"""
 
 
-def is_loss(row: str) -> bool:
-    """Terms named `log/…` are recorded; all others are also summed into the objective."""
-    return not row.startswith("log/")
+def is_loss(term: str) -> bool:
+    """Return whether a term is part of the objective; those named `log/…` are only recorded."""
+    return not term.startswith("log/")
 
 
-def is_penalty(row: str) -> bool:
-    """Terms named `penalty/…` depend on the weights alone, not on the step's images."""
-    return row.startswith("penalty/")
+def is_penalty(term: str) -> bool:
+    """Return whether a term (`penalty/…`) depends on the weights alone, not on the step's images."""
+    return term.startswith("penalty/")
 
 
 def total(table: LossTable) -> Tensor:
-    """The objective: every loss row summed over its layers."""
-    rows = [value for row, value in table.items() if is_loss(row)]
-    return torch.stack(rows).sum() if len(rows) > 1 else rows[0].sum()
+    """Return the objective: the sum of all loss terms over their layers."""
+    losses = [value for term, value in table.items() if is_loss(term)]
+    return torch.stack(losses).sum() if len(losses) > 1 else losses[0].sum()
 
 
 @dataclass(eq=False)
 class Taps:
-    """What a net returns for B images: the layer is the first axis.
+    """Output of a net for B images: the layer is the first axis.
 
     `features [L, B, D]`, `logits [L, B, C]`, and `embedding [L, B, E]` for contrastive terms, computed when first asked for: a
     method that has no such term does not pay for the projectors.
@@ -71,19 +71,19 @@ class Taps:
         return self.logits.shape[0]
 
     def __getitem__(self, rows: slice | Tensor) -> Taps:
-        """The same taps for some of the images; if they had a forward of their own, gradients go back through that one alone."""
+        """Return the taps of some images; if these had their own forward, gradients go back through that one alone."""
         if isinstance(rows, slice) and (part := self._parts.get((rows.start, rows.stop))) is not None:
             return part
         return Taps(self.features[:, rows], self.logits[:, rows], self._project)
 
     @staticmethod
     def mean(one: Taps, other: Taps) -> Taps:
-        """What two views of the same images show on average."""
+        """Average the taps of two views of the same images."""
         return Taps((one.features + other.features) / 2, (one.logits + other.logits) / 2, one._project)
 
     @staticmethod
     def join(parts: list[Taps]) -> Taps:
-        """Several forwards, one after the other along the image axis."""
+        """Concatenate several forwards along the image axis."""
         if len(parts) == 1:
             return parts[0]
         features = torch.cat([part.features for part in parts], dim=1)
@@ -106,7 +106,7 @@ register_pytree_node(Taps, lambda taps: ([taps.features, taps.logits], taps._pro
 
 @dataclass(frozen=True)
 class Progress:
-    """Which classes and tasks the learner has met, all in first-seen order. `task` is NO_TASK on a stream without marks."""
+    """Classes and tasks that the learner has met, in first-seen order. `task` is NO_TASK on a stream without marks."""
 
     step: int = 0
     task: int = NO_TASK
@@ -165,7 +165,7 @@ class StreamBatch:
         return f"StreamBatch({len(self)} images of {size}, classes {classes}{task})"
 
     def select(self, positions: Ints) -> StreamBatch:
-        """Some of the images, as a batch of their own."""
+        """Return some of the images as a batch of their own."""
         picked = torch.from_numpy(positions).to(self.x.device)
         kept = {name: value[picked.to(value.device)] for name, value in self.kept.items()}
         return replace(self, x=self.x[picked], labels=self.labels[positions], sources=self.sources[positions], kept=kept)
@@ -224,7 +224,7 @@ class Plan:
 
 
 def apart(blocks: Iterable[str]) -> list[list[str]]:
-    """`Plan.forwards` that gives each block a forward pass of its own."""
+    """Return `Plan.forwards` that gives each block its own forward pass."""
     return [[block] for block in blocks]
 
 
@@ -236,7 +236,7 @@ MADE_SOURCE = -1
 
 @dataclass(frozen=True)
 class Block:
-    """Where a block's rows are in the batch: view after view, each with the same images in the same order."""
+    """The rows of a block in the batch: view after view, each with the same images in the same order."""
 
     start: int
     images: int
@@ -262,7 +262,7 @@ class Block:
 
 
 class Batch:
-    """What one step trains on: augmented pixels on the device, and where each row came from."""
+    """One update's training batch: augmented inputs on the device, and where each row came from."""
 
     def __init__(
         self,
@@ -300,11 +300,13 @@ class Batch:
         return self.blocks[block].rows
 
     def slots(self, block: str) -> Ints:
-        """The memory slots of a block's images, one view of them, where all came from a memory."""
+        """Return the memory slots of a block's images (one view), where all came from a memory."""
         return self.sources[self.blocks[block].view(0)] - MEMORY_SOURCE
 
     def stored(self, block: str, name: str) -> Tensor:
-        """What `keep` put under a name beside each image of a block that came from memory: `[n]` or `[L, n, …]`."""
+        """Return what `keep` stored under a name beside each image of a block that came from memory: `[n]` or `[L,
+        n, …]`.
+        """
         attributes = self.blocks[block].memory.attributes
         if name not in attributes:
             raise UserError(f"nothing was stored under '{name}' beside the images; call batch.keep({name}=...) in after_step")
@@ -336,7 +338,7 @@ class Batch:
         return taken
 
     def append(self, block: str, x: Tensor, labels: Ints) -> None:
-        """A further block of images, for `prepare`: made of the step's own, with labels that may lie beyond the classes.
+        """Append a block of images, for `prepare`: made of the step's own, with labels that may lie beyond the classes.
 
         `supervised` leaves them out, as nobody but the method that made them knows what they are.
         """
@@ -348,7 +350,7 @@ class Batch:
 
     @cached_property
     def stream_rows(self) -> Tensor:
-        """The stream batch's own images where they first stand: their raw views, or all views if every one is random.
+        """Rows of the stream batch's own images: their raw views, or all views if every one is random.
 
         All rows, if none came with the stream.
         """
@@ -380,7 +382,7 @@ class Batch:
         return self.seen & ~self.current
 
     def rng(self, purpose: str) -> np.random.Generator:
-        """A generator of this step's own, the same whenever it is asked for."""
+        """Return this step's generator for a purpose, the same whenever it is asked for."""
         return rng.generator(self._seed, purpose, self.progress.step, self.repeat)
 
     def _mask(self, ids: tuple[int, ...]) -> Tensor:

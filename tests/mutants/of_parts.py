@@ -108,7 +108,7 @@ PARTS = [
     *of(
         "core.py",
         "oracle/test_losses.py oracle/test_grace.py golden/test_golden_mose.py golden/test_golden_der.py",
-        within("total", ("torch.stack(rows).sum()", "torch.stack(rows).mean()")),
+        within("total", ("torch.stack(losses).sum()", "torch.stack(losses).mean()")),
     ),
     *of(
         "core.py",

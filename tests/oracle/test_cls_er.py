@@ -107,7 +107,7 @@ def test_the_stable_model_predicts() -> None:
     feed(plain, stream)
     for weights, same in ((engine.method.stable.copy, True), (engine.net, False), (engine.method.plastic.copy, False)):
         plain.net.load_state_dict(weights.state_dict())
-        plain.outdate()
+        plain.invalidate_predictions()
         assert (evaluate(plain, *images).nll == found.nll) == same
 
 

@@ -132,7 +132,7 @@ def test_the_shadow_predicts() -> None:
     feed(plain, stream)
     of_trained = evaluate(plain, *images)
     plain.net.load_state_dict(engine.method.shadow.state_dict())
-    plain.outdate()
+    plain.invalidate_predictions()
     assert evaluate(plain, *images) == first
     assert of_trained.nll != first.nll
 

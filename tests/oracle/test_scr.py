@@ -284,7 +284,7 @@ def test_the_projector_has_no_part_in_predictions() -> None:
     with torch.no_grad():
         for part in (engine.net.projector, engine.method.hidden):
             part.weight.mul_(-3).add_(1)
-    engine.outdate()
+    engine.invalidate_predictions()
     assert predictions(engine) == before
 
 

@@ -34,7 +34,7 @@ NOTHING_LEARNED = "nothing was learned yet, so there is nothing to predict; call
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a batch of the stream led to: the last table, without gradients, and how many images that took."""
+    """Outcome of a batch of the stream: the last table, without gradients, and how many images that took."""
 
     table: LossTable
     images: int
@@ -96,7 +96,7 @@ class Engine:
         return seen
 
     def learn(self, batch: StreamBatch) -> StepResult | None:
-        """One batch of the stream. Returns None where the method chose not to update."""
+        """Learn one batch of the stream; return None where the method chose not to update."""
         self.fit = None
         new = self.meet(batch)
         table: LossTable | None = None
@@ -163,7 +163,7 @@ class Engine:
                     store.attributes[name] = growth.padded(store.attributes[name], 1 + name.axis)
 
     def plans(self, new: StreamBatch) -> Iterator[Plan]:
-        """The updates that the method wants to make, each planned when the one before it is done.
+        """Yield the updates that the method wants, each planned when the one before it is done.
 
         To score images, planning may ask how the stream's would look in the update, and how far it would go.
         """
@@ -180,11 +180,11 @@ class Engine:
             self.rng("plan", repeat)  # sends the generator that `planning` holds to the next update's place
 
     def plan(self, new: StreamBatch) -> Plan:
-        """The first of them; an empty one where there is none."""
+        """Return the first of the plans; an empty one where there is none."""
         return next(self.plans(new), Plan({}))
 
     def assemble(self, plan: Plan, new: StreamBatch, repeat: int = 0, seed: int | None = None) -> Batch:
-        """The batch of an update: see `assemble.py`."""
+        """Assemble the batch of an update: see `assemble.py`."""
         return assemble(
             self.net,
             self.memories,
@@ -207,7 +207,7 @@ class Engine:
         return self.full_rates[-1] if isinstance(self.optimizer, torch.optim.SGD) else None
 
     def rng(self, purpose: str, repeat: int = 0) -> np.random.Generator:
-        """The generator of a purpose at this step, the same whenever it is asked for."""
+        """Return the generator of a purpose at this step, the same whenever it is asked for."""
         if purpose not in self._generators:
             self._generators[purpose] = rng.Reseeded()
         return self._generators[purpose](self.seed, purpose, self.progress.step, repeat)
@@ -220,28 +220,28 @@ class Engine:
             self.task_values = self.chain.end_task(self.memories, self.progress)
 
     def _close_task(self) -> None:
-        """The updates that the method makes on its memory when a task ends; none, for most."""
+        """Make the updates on the memory alone that the method wants when a task ends."""
         seed, step = rng.key(self.seed, "closing steps"), self.progress.step
         planning = Planning(rng.generator(seed, step), self.augmentation, self.full_rate)
         for number, plan in enumerate(self.chain.closing(self.progress, self.memories, planning)):
             self._set_rates(plan)
             with rng.torch_seed(seed, "torch", step, number, device=self.device):
                 self.update(self.assemble(plan, self._nothing(), number, seed))
-            self.outdate()
+            self.invalidate_predictions()
 
     def _set_rates(self, plan: Plan) -> None:
-        """The learning rates of an update."""
+        """Set the learning rates of an update."""
         for group, full in zip(self.optimizer.param_groups, self.full_rates, strict=True):
             group["lr"] = plan.rate * full
 
     def _nothing(self) -> StreamBatch:
-        """A batch of the stream without images, for steps on the memory alone."""
+        """Return a batch of the stream without images, for steps on the memory alone."""
         return StreamBatch(self.memories.replay.images[:0], np.empty(0, np.int64), progress=self.progress)
 
     # Inference.
 
     def ready_to_predict(self) -> TappedNet:
-        """The net to predict with, after the method made what its rules need: once per step."""
+        """Return the net to predict with, after the method prepared its rules: once per step."""
         if not self.progress.seen:
             raise UserError(NOTHING_LEARNED)
         self.get_ready()
@@ -249,8 +249,8 @@ class Engine:
             self.step_fit(fit)
         return self.predictor if self.fit is None else self.fit.net
 
-    def outdate(self) -> None:
-        """What was made for predictions is made anew when they are next asked for: the weights have changed since."""
+    def invalidate_predictions(self) -> None:
+        """Discard cached class means and fits; they are made again before the next prediction."""
         self.ready_at = -1
 
     def get_ready(self) -> None:
@@ -272,7 +272,7 @@ class Engine:
         return None if self.fit is None or self.fit.done else self.fit
 
     def step_fit(self, fit: Fit) -> StepResult:
-        """One step of a fit, with the losses of the whole method."""
+        """Make one step of a fit, with the losses of the whole method."""
         with torch.inference_mode(False), rng.torch_seed(fit.seed, "torch", fit.at, device=self.device):
             batch = self.assemble_fit(fit)
             out, table = self.update.losses(batch, lambda batch: fit.net(batch.x))
@@ -283,7 +283,7 @@ class Engine:
         return StepResult({row: value.detach() for row, value in table.items()}, len(batch), len(batch), len(batch), updates=1)
 
     def assemble_fit(self, fit: Fit) -> Batch:
-        """The batch of a fit's next step: images of the memory alone."""
+        """Assemble the batch of a fit's next step: images of the memory alone."""
         batch = self.assemble(fit.plan(), self._nothing(), fit.at, fit.seed)
         self.update.prepare(batch)
         return batch
@@ -297,7 +297,7 @@ class Engine:
         check_weights(self.net, self.progress.step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on; whatever is random is a function of the step."""
+        """Return everything that the next step depends on; whatever is random is a function of the step."""
         self.check_finite()
         fit = self.unfinished_fit
         unfinished = {} if fit is None else {"fit": fit.state_dict()}

@@ -28,7 +28,7 @@ class Facts:
     """task marks of the stream: unused, used where there are some, required"""
     keeps: str
     """what it remembers besides its weights"""
-    rows: str
+    terms: str
     """its losses in later tasks; α acts on those called ce"""
     forward: int
     """images through the net at each step: in the last of ten tasks of ten classes, with 10 new images, a memory of 1,000"""
@@ -241,8 +241,8 @@ def markdown() -> str:
 def _under_grace(facts: Facts) -> str:
     if facts.grace == "no":
         return "not possible"
-    acted = [row for row in facts.rows.split() if row.split("/")[0] == "ce"]
-    others = [row for row in facts.rows.split() if row not in acted]
+    acted = [term for term in facts.terms.split() if term.split("/")[0] == "ce"]
+    others = [term for term in facts.terms.split() if term not in acted]
     left = f", not on {_listed(others)}" if others else ""
     if facts.family == "add":
         return f"α on the learner's rows{left}; alone, γ"

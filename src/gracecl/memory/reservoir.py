@@ -61,7 +61,7 @@ class Memory:
         return Examples(self.images[held], self.labels[held], self.tasks[held])
 
     def __getitem__(self, slots: Ints) -> Tensor:
-        """The images in these slots, as bytes."""
+        """Return the images in these slots."""
         return self.images.index_select(0, torch.from_numpy(slots).to(self.images.device))
 
     def add(self, rng: np.random.Generator, x: Tensor, labels: Ints, task: int = NO_TASK, **attributes: Tensor) -> Ints:
@@ -120,7 +120,9 @@ class Memory:
         labels: Iterable[int] | None = None,
         except_labels: Iterable[int] | None = None,
     ) -> Ints:
-        """n different slots, uniform over those that qualify (all of them if fewer do). At most one condition can be given."""
+        """Draw n different slots, uniform over those that qualify (all of them if fewer do). At most one condition
+        can be given.
+        """
         if sum(condition is not None for condition in (task, except_task, labels, except_labels)) > 1:
             raise ValueError("draw takes one condition at most")
         if task is not None:
@@ -134,7 +136,9 @@ class Memory:
         return distinct(n, self.filled, rng)
 
     def draw_by_class(self, n: int, rng: np.random.Generator) -> Ints:
-        """n slots, for each a class drawn uniformly among those held, then one of its images; the same may come again."""
+        """Draw n slots, for each a class drawn uniformly among those held, then one of its images; repeats are
+        possible.
+        """
         return self._by_label.draw_by_key(n, rng)
 
     def clear(self) -> None:
@@ -144,25 +148,25 @@ class Memory:
         self._by_label, self._by_task = Buckets(self.capacity), Buckets(self.capacity)
 
     def count(self, *, task: int | None = None, label: int | None = None) -> int:
-        """How many slots hold images of a task, of a label, or anything at all."""
+        """Count slots with images of a task, of a label, or of anything."""
         if task is not None:
             return self._by_task.size(task)
         return self._by_label.size(label) if label is not None else self.filled
 
     def held(self) -> dict[int, int]:
-        """label -> images held, for every label that ever was in memory, in the order in which they came first."""
+        """Return {label: images held} for every label that ever was in memory, in the order of first arrival."""
         return self._by_label.sizes()
 
     def slots_of(self, label: int) -> Ints:
-        """All slots that hold images of a label, in no particular order."""
+        """Return all slots that hold images of a label, in no particular order."""
         return self._by_label.all(label)
 
     def composition(self) -> dict[int, int]:
-        """label -> images held."""
+        """Return {label: images held}."""
         return {label: self._by_label.size(label) for label in sorted(self._by_label.keys()) if self._by_label.size(label)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Filled slots only: a checkpoint of a half-empty memory is half the size."""
+        """Save filled slots only: a checkpoint of a half-empty memory is half the size."""
         held = slice(0, self.filled)
         return {
             **self.examples._asdict(),

@@ -106,7 +106,7 @@ class Method:
     # Once, before the optimizer is built.
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
-        """Remember the net; may add modules to it (`net.extra`) and reserve second stores out of the memory."""
+        """Remember the net; may add modules to it (`net.add_extra`) and reserve second stores out of the memory."""
         self.net = net
 
     def optimizer(self, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer | None:

@@ -89,7 +89,7 @@ class Co2L(Replay):
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
-        net.extra(HIDDEN, StackedLinear(net.layers, net.width, net.width))
+        net.add_extra(HIDDEN, StackedLinear(net.layers, net.width, net.width))
         self.teacher = Teacher(net, training=self.teacher_mode == "train")
 
     def end_task(self, memories: Memories, progress: Progress) -> None:

@@ -68,8 +68,8 @@ class DVC(Replay):
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
-        self.hidden = net.extra("dvc_hidden", StackedLinear(net.layers, 2 * net.classes, HIDDEN).from_classes(times=2))
-        self.joint = net.extra("dvc_joint", StackedLinear(net.layers, HIDDEN, net.classes).over_classes())
+        self.hidden = net.add_extra("dvc_hidden", StackedLinear(net.layers, 2 * net.classes, HIDDEN).from_classes(times=2))
+        self.joint = net.add_extra("dvc_joint", StackedLinear(net.layers, HIDDEN, net.classes).over_classes())
 
     def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> Plan:
         slots, views = self.recall(new, memories, planning), ((), planning.augment)

@@ -92,7 +92,7 @@ class IL2A(Replay):
         super().attach(net, memories)
         self.mixable = min(self.mixed_classes, net.classes or self.mixed_classes)
         pairs = StackedLinear(net.layers, net.width, self.mixable * (self.mixable - 1) // 2)
-        self.pairs = net.extra("pairs", pairs.to(net.classifier.weight.dtype))
+        self.pairs = net.add_extra("pairs", pairs.to(net.classifier.weight.dtype))
         self.fresh_pairs = [value.detach().clone() for value in self.pairs.parameters()]
         self.teacher = Teacher(net)
         zeros = net.classifier.weight.new_zeros

@@ -75,7 +75,7 @@ class MOSE(Method):
             raise UserError(f"mose: student {self.student} is not one of the {net.layers} experts")
         student = self.student % net.layers
         self.teachers = torch.tensor([layer for layer in range(net.layers) if layer != student], dtype=torch.int64)
-        self.adapt = net.extra("adaptation", nn.Linear(net.width, net.width))
+        self.adapt = net.add_extra("adaptation", nn.Linear(net.width, net.width))
 
     def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
         memory, progress, b = memories.replay, new.progress, len(new)

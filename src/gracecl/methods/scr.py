@@ -81,7 +81,7 @@ class SCR(Replay):
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
         if self.projector == "mlp":
-            self.hidden = net.extra("projector_hidden", StackedLinear(net.layers, net.width, net.width))
+            self.hidden = net.add_extra("projector_hidden", StackedLinear(net.layers, net.width, net.width))
         device = net.classifier.weight.device
         self.last_means = torch.zeros(net.layers, net.classes, net.width, device=device)
         self.ever_held = torch.zeros(net.classes, dtype=torch.bool, device=device)

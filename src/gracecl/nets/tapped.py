@@ -178,7 +178,7 @@ class TappedNet(nn.Module):
             self.classes = growth.after
         return self
 
-    def extra(self, name: str, module: M) -> M:
+    def add_extra(self, name: str, module: M) -> M:
         """Add a method's own module, on the net's device. What has an axis over the classes says so in `class_axes`."""
         self.extras[name] = module.to(self.classifier.weight.device)
         return module

@@ -16,16 +16,16 @@ from gracecl.nets.tapped import TappedNet
 
 
 def frozen_copy(net: TappedNet) -> TappedNet:
-    """The net as it is now, in its layout, in evaluation mode, without gradients: using it moves neither weights nor statistics."""
+    """Copy the net as it is now, in evaluation mode and without gradients: using the copy moves nothing."""
     twin = copy.deepcopy(net)
     return twin.requires_grad_(False).eval()
 
 
 class Teacher:
-    """A frozen copy of a learner's net that its method renews when it likes; there is none before the first time."""
+    """A frozen copy of a learner's net that its method renews; there is none before the first time."""
 
     def __init__(self, net: TappedNet, training: bool = False) -> None:
-        """With `training` the copy stays in training mode: BatchNorm takes the statistics of the images it is shown."""
+        """With `training` the copy stays in training mode: BatchNorm uses the statistics of the images it is shown."""
         self.net, self.training = net, training
         self.copy: TappedNet | None = None
         self.classes = torch.zeros(net.classes, dtype=torch.bool, device=net.classifier.weight.device)
@@ -35,12 +35,12 @@ class Teacher:
         return self.copy is not None
 
     def renew(self, knows: Sequence[int] = ()) -> None:
-        """The net as it is now becomes the teacher, of these classes and those from before."""
+        """Make the net as it is now the teacher, of these classes and those from before."""
         self.copy = frozen_copy(self.net).train(self.training)
         self.classes[list(knows)] = True
 
     def __call__(self, x: Tensor) -> Taps:
-        """What the teacher says of normalised images."""
+        """Return the teacher's taps for normalised images."""
         if self.copy is None:
             raise RuntimeError("the teacher was asked before renew() made one")
         with torch.no_grad():
@@ -77,12 +77,12 @@ class Average:
         self._counters = [pair for pair in self._pairs if not pair[0].is_floating_point()]
 
     def start_over(self) -> None:
-        """The net as it is now, and nothing of what it was."""
+        """Copy the net as it is now, and forget the average."""
         for own, latest in self._pairs:
             own.copy_(latest.detach())
 
     def update(self, momentum: float) -> None:
-        """average <- momentum · average + (1 - momentum) · net; counters are copied."""
+        """Set average <- momentum · average + (1 - momentum) · net; counters are copied."""
         average = get_ema_multi_avg_fn(momentum)  # type: ignore[no-untyped-call]
         average(self._averages, self._latest, None)
         for own, latest in self._counters:
@@ -101,5 +101,5 @@ class Average:
 
 
 def entries(net: TappedNet) -> dict[str, Tensor]:
-    """Everything a net's outputs depend on, by name: weights, and buffers such as BatchNorm's statistics."""
+    """Return everything a net's outputs depend on, by name: weights, and buffers such as BatchNorm's statistics."""
     return dict[str, Tensor](net.named_parameters()) | dict(net.named_buffers())

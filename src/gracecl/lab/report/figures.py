@@ -85,7 +85,7 @@ def accuracy_matrix(run: Run, path: str | Path) -> bool:
 
 def layer_curves(run: Run, path: str | Path) -> bool:
     """Draw entropy, γ and α of each layer over the stream."""
-    names = [name for name in FEEDBACK if name in run.row_names(observed=True)]
+    names = [name for name in FEEDBACK if name in run.term_names(observed=True)]
     if not names:
         return False
     figure = new_figure(1.75 * len(names) + 0.75)
@@ -105,7 +105,7 @@ def layer_curves(run: Run, path: str | Path) -> bool:
 
 def loss_curves(run: Run, path: str | Path) -> bool:
     """Draw each term of the loss at each layer over the stream, one panel per term."""
-    names = run.row_names(observed=False)
+    names = run.term_names(observed=False)
     if not names:
         return False
     columns = min(3, len(names))
@@ -130,7 +130,7 @@ def comparison(runs: Sequence[Run], path: str | Path) -> bool:
     groups = [group for group in group_runs(runs) if group.runs and all(run.evals for run in group.runs)]
     if not groups:
         return False
-    with_entropies = [group.runs[0] for group in groups if "log/H" in group.runs[0].row_names(observed=True)]
+    with_entropies = [group.runs[0] for group in groups if "log/H" in group.runs[0].term_names(observed=True)]
     # The run with the most layers has the most to show; among equals the last named, usually the one of interest.
     watched = max(reversed(with_entropies), key=lambda run: run.config.get("layers", 1), default=None)
     crowded = len(groups) > MOST_LABELS or max(len(group.label) for group in groups) > LONGEST_LABEL

@@ -127,7 +127,7 @@ def _run(place: int, run: Run, root: Path | None, points: int) -> dict[str, Any]
             name: [record[key] for record in kept] for name, key in (("steps", "step"), ("tasks", "task"), ("ends", "task_end"))
         },
         "rules": rules,
-        "series": {name: _thinned(run, name, points) for name in (*run.row_names(observed=True), *run.row_names(observed=False))},
+        "series": {name: _thinned(run, name, points) for name in (*run.term_names(observed=True), *run.term_names(observed=False))},
     }
 
 

@@ -163,7 +163,7 @@ class Run:
             values[index, : len(numbers)] = numbers
         return steps, values, tasks
 
-    def row_names(self, *, observed: bool) -> list[str]:
+    def term_names(self, *, observed: bool) -> list[str]:
         """List the recorded terms: observations (`log/…`), or else the losses."""
         names = dict.fromkeys(name for record in self.steps for name in record["rows"])
         return [name for name in names if name.startswith("log/") == observed]
