@@ -92,6 +92,29 @@ def test_parameters_stay_in_the_optimizer_and_their_moments_get_zeros(optimizer:
     assert engine.optimizer.state[weight]["momentum_buffer" if "sgd" in optimizer else "exp_avg"][..., 3].any()
 
 
+@pytest.mark.parametrize("optimizer", ["sgd(lr=0.1, momentum=0.9)", "adam(lr=0.01)", "adamw(lr=0.01)"])
+def test_classes_that_come_one_by_one(optimizer: str) -> None:
+    engine = toy_engine("er()", optimizer=optimizer, classes=0)
+    for label in range(4):
+        learn(engine, label)
+    bias = engine.net.classifier.bias
+    moment = engine.optimizer.state[bias]["momentum_buffer" if "sgd" in optimizer else "exp_avg"]
+    assert moment.shape == bias.shape == (1, 1, 4)
+
+
+def test_moments_of_another_shape_begin_anew() -> None:
+    engine = toy_engine("er()", classes=0)
+    optimizer = torch.optim.Adafactor(engine.net.parameters(), lr=0.01)
+    engine.optimizer = engine.update.optimizer = optimizer
+    learn(engine, 0, 1)
+    trunk = next(engine.net.backbone.parameters())
+    assert head(engine) in optimizer.state
+    engine.grow(4)
+    assert head(engine) not in optimizer.state
+    assert trunk in optimizer.state
+    learn(engine, 3, 2)
+
+
 def test_labels_that_are_met_cost_no_growth(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = toy_engine("er()", classes=0)
     learn(engine, 0, 1)

@@ -151,16 +151,23 @@ class Engine:
             return
         growth = Growth(self.net.classes, classes, self.seed)
         self.net.grown(growth)
-        for name, along in self.net.class_axes.items():
-            moments = self.optimizer.state.get(self.net.get_parameter(name), {})
-            for moment, value in moments.items():
-                if isinstance(value, Tensor) and value.ndim:  # the others count steps
-                    moments[moment] = growth.padded(value, along.axis, along.blocks)
+        self._grow_moments(growth)
         self.chain.grow(growth)
         for store in self.memories.stores.values():
             for name in self.chain.kept:
                 if name in store.attributes:
                     store.attributes[name] = growth.padded(store.attributes[name], 1 + name.axis)
+
+    def _grow_moments(self, growth: Growth) -> None:
+        """Pads the optimizer's moments of parameters that have grown; those of another shape than the parameter begin anew."""
+        for name, along in self.net.class_axes.items():
+            parameter = self.net.get_parameter(name)
+            moments, before = self.optimizer.state.get(parameter, {}), growth.shape_before(parameter, along)
+            tensors = {key: value for key, value in moments.items() if isinstance(value, Tensor) and value.ndim}
+            if any(list(value.shape) != before for value in tensors.values()):
+                del self.optimizer.state[parameter]
+            else:
+                moments |= {key: growth.padded(value, along.axis, along.blocks) for key, value in tensors.items()}
 
     def plans(self, new: StreamBatch) -> Iterator[Plan]:
         """Yield the updates that the method wants, each planned when the one before it is done.
