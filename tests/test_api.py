@@ -21,7 +21,6 @@ from gracecl.lab import cli
 from gracecl.lab.cli.main import canonical_option
 from gracecl.lab.runs import result as results
 from gracecl.lab.runs.run import Interrupted, run
-from gracecl.methods.er import ER
 from gracecl.registry import options
 from gracecl.registry.options import LearnerOptions, RunOptions
 from gracecl.streams import Stream
@@ -120,7 +119,7 @@ def test_a_temporary_folder_is_removed(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_options_are_the_fields_of_the_configuration() -> None:
-    config, _ = results.configuration(ER(n_recall=7), epochs=2, **SMALL, seed=3, optimizer="sgd(lr=0.1)", steps=None)
+    config, _ = results.configuration("er(n_recall=7)", epochs=2, **SMALL, seed=3, optimizer="sgd(lr=0.1)", steps=None)
     assert config == RunConfig("er(n_recall=7)", **SMALL | {"stream": f"{STREAM[:-1]}, epochs=2)"}, seed=3, optimizer="sgd(lr=0.1)")
 
 

@@ -251,9 +251,9 @@ def test_a_learner_takes_sparse_images_and_evaluates_data_sets() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda **net: gracecl.run("er", **SMALL | net), lambda **net: Learner("er", **TOY | net)])
-def test_a_module_as_net_is_named_with_the_remedy(make: Callable[..., Any]) -> None:
-    with pytest.raises(UserError, match=r"not a Sequential; register .*or give it heads with gracecl\.tap") as error:
-        make(net=MODEL)
+def test_what_is_no_net_is_named_with_the_remedy(make: Callable[..., Any]) -> None:
+    with pytest.raises(UserError, match=r"not a list; Learner and gracecl\.run also take a torch\.nn\.Module") as error:
+        make(net=[MODEL])
     assert len(str(error.value)) < 300
 
 

@@ -24,6 +24,7 @@ from gracecl.data.labels import ClassLabels, as_labels, whole_numbers
 from gracecl.engine.engine import NOTHING_LEARNED, Engine
 from gracecl.engine.evaluate import seen_scores
 from gracecl.engine.finite import check_losses
+from gracecl.engine.live import Live
 from gracecl.engine.loop import Callbacks, Loop, check_marks
 from gracecl.engine.recipe import Recipe, name_flat_images, name_unfit_augmentation
 from gracecl.errors import Misfit, UserError
@@ -103,9 +104,11 @@ class Learner:
         1/2 and 1/4.
         """
         self.labels = ClassLabels(classes)
-        name: Any = repr(method) if isinstance(method, Method) else method
-        self.recipe = Recipe(name, **options.by_name(Recipe, more, ("classes", "shape", "mean", "std"), "a learner"))
-        self.method = self.recipe.check()
+        given = options.by_name(Recipe, more, ("classes", "shape", "mean", "std"), "a learner")
+        texts, live = Live.take({"method": method, **given})
+        self.recipe = Recipe(**texts)
+        self.method = self.recipe.check(live)
+        self._live: Live | None = replace(live, method=self.method)
         self.inputs: ImageInputs | None = None
         self._statistics = mean, std
         self._own_augment = "augment" not in more
@@ -119,7 +122,8 @@ class Learner:
     def _build(self, shape: Sequence[int]) -> None:
         """Make the engine, for images of a shape."""
         inputs = ImageInputs(shape, *self._statistics)
-        self._engine = self.recipe.build(inputs, len(self.labels))
+        self._engine = self.recipe.build(inputs, len(self.labels), self._live)
+        self._live = None
         self.inputs, self.method = inputs, self._engine.method
         if self._own_augment:
             name_unfit_augmentation(self.recipe.augment, self.method, inputs)
@@ -349,14 +353,36 @@ class Learner:
         checkpoint.save(Path(path), state | ({} if self._engine is None else {"engine": self._engine.state_dict()}))
 
     @classmethod
-    def load(cls, path: str | Path, device: str = "auto") -> Learner:
-        """The learner that `save` wrote, on whichever device."""
+    def load(
+        cls,
+        path: str | Path,
+        device: str = "auto",
+        *,
+        method: Method | None = None,
+        net: Any = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        augment: Any = None,
+        accept_changes: bool = False,
+    ) -> Learner:
+        """The learner that `save` wrote, on whichever device.
+
+        What was given to the learner as an object, and no expression names, is given here again. Its source must be what it was,
+        unless `accept_changes` says that the change is meant. The weights of a net are those of the file.
+        """
         state = checkpoint.load(Path(path), remedy="take an earlier copy of it")
         if "learner" not in state:
             raise UserError(f"{path} is the checkpoint of a run, not of a learner; continue it with 'gracecl resume'")
         try:
             shape = state["learner"]["shape"]
-            learner = cls(**state["learner"] | {"shape": shape and tuple(shape)}, device=device)
+            saved = state["learner"] | {"shape": shape and tuple(shape)}
+            given = {"method": method, "net": net, "optimizer": optimizer, "scheduler": scheduler, "augment": augment}
+            objects = {name: value for name, value in given.items() if value is not None}
+            texts, live = Live.take(objects)
+            live.check("it", saved, f"load it with Learner.load({str(path)!r}, {{name}}=…)")
+            if not accept_changes:
+                _compare(saved, texts)
+            learner = cls(**saved | objects, device=device)
             learner.labels.add(state.get("labels", ()))
             if "engine" in state:
                 learner.engine.load_state_dict(state["engine"])
@@ -481,6 +507,16 @@ class Learner:
         if len(images) == 0:
             raise UserError("the batch is empty; give at least one image")
         return torch.as_tensor(images)
+
+
+def _compare(saved: dict[str, Any], texts: dict[str, Any]) -> None:
+    """Refuses objects that are not those which a learner was saved with."""
+    for name, text in texts.items():
+        if text != saved.get(name):
+            raise UserError(
+                f"it was saved with the {name} {saved.get(name)}, and the one given is {text}; give that one, "
+                "or say accept_changes=True if the change is meant"
+            )
 
 
 def _array(values: Any, what: str) -> npt.NDArray[Any]:

@@ -293,6 +293,20 @@ PARTS = [
         ),
     ),
     *of(
+        "functional/optim.py",
+        "test_objects.py",
+        within("cosine", ("min(step / steps, 1)", "step / steps"), ("(1 - lowest)", "1")),
+        within("linear", ("min(step / steps, 1)", "step / steps")),
+        within("warmup", ("step + 1", "step")),
+        within("drop", ("step >= place", "step > place")),
+        within("_made", ('made["lr"] *= factor', 'made["lr"] = factor')),
+    ),
+    *of(
+        "engine/schedule.py",
+        "test_objects.py",
+        within("Schedule.advance", ('group["lr"] = rate', "pass")),
+    ),
+    *of(
         "nets/heads.py",
         "oracle/test_heads.py golden/test_golden_lucir.py",
         within("CosineHead.forward", ("self.scale * self.cosine(x)", "self.cosine(x)")),

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 import gracecl
 from gracecl import Learner, UserError, tap
+from gracecl.inputs import Images
 from gracecl.nets import ModuleBackbone, TappedNet, build
 from gracecl.nets.tapped import Backbone
 from gracecl.registry import nets
@@ -576,7 +577,7 @@ def test_a_plain_cnn_under_a_learner(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_registered")
 def test_taps_of_a_registered_net_count_from_the_last() -> None:
     def names(expression: str, taps: int | None) -> tuple[str, ...]:
-        net: TappedNet = build(expression, (3, 32, 32), 4, None, taps)
+        net: TappedNet = build(expression, Images((3, 32, 32)), 4, taps)
         return net.backbone.names
 
     assert names("my_cnn", None) == ("layer1", "layer2", "layer3")
@@ -590,7 +591,7 @@ def test_taps_of_a_registered_net_count_from_the_last() -> None:
 
 @pytest.mark.usefixtures("_registered")
 def test_a_frozen_trunk_keeps_its_readers_and_heads_learning() -> None:
-    net = build("my_cnn(freeze=True)", (3, 32, 32), 4, None)
+    net = build("my_cnn(freeze=True)", Images((3, 32, 32)), 4)
     before = copy.deepcopy(net.backbone.model.state_dict())
     optimizer = torch.optim.SGD([value for _, group in net.parameter_groups() for value in group], lr=0.1)
     net.train()

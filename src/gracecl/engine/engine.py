@@ -19,6 +19,7 @@ from gracecl.core import Batch, LossTable, Plan, Planning, Progress, Selection, 
 from gracecl.engine.assemble import assemble
 from gracecl.engine.finite import check_scale, check_weights
 from gracecl.engine.fit import Fit
+from gracecl.engine.schedule import Schedule, SchedulerFactory
 from gracecl.engine.update import Update, observations, split
 from gracecl.errors import UserError
 from gracecl.functional import augment, optim
@@ -26,7 +27,7 @@ from gracecl.memory import Memories
 from gracecl.methods.base import Method, TaskValues
 from gracecl.nets.growth import Growth
 from gracecl.nets.tapped import TappedNet
-from gracecl.registry.options import OPTIMIZER, Precision
+from gracecl.registry.options import OPTIMIZER, Precision, SchedulerStep
 from gracecl.streams import Stream
 
 NOTHING_LEARNED = "nothing was learned yet, so there is nothing to predict; call learn(x, y) first"
@@ -58,7 +59,9 @@ class Engine:
         *,
         seed: int = 0,
         augmentation: str = "tau",
-        optimizer: str = OPTIMIZER,
+        optimizer: str | optim.OptimizerFactory = OPTIMIZER,
+        scheduler: str | SchedulerFactory | None = None,
+        scheduler_step: SchedulerStep = "step",
         precision: Precision = "fp32",
     ) -> None:
         self.method, self.chain, self.net, self.memories, self.seed = method, method.chain, net, memories, seed
@@ -69,6 +72,10 @@ class Engine:
         groups = net.parameter_groups()
         params = [parameter for _, members in groups for parameter in members]
         self.optimizer = self.chain.optimizer(params) or optim.build(optimizer, groups)
+        self.schedule: Schedule | None = None
+        if scheduler is not None:
+            make = optim.scheduler(scheduler) if isinstance(scheduler, str) else scheduler
+            self.schedule = Schedule(make, self.optimizer, scheduler_step)
         self.full_rates = [group["lr"] for group in self.optimizer.param_groups]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         self.update = Update(self.chain, net, params, self.optimizer, self.scaler, precision)
@@ -120,6 +127,7 @@ class Engine:
         result = None if table is None else StepResult(table, images, meter.forward - forward, meter.backward - backward, updates)
         if new.last_of_task:
             self.end_task()
+        self._advance("step")
         return result
 
     def meet(self, batch: StreamBatch) -> StreamBatch:
@@ -225,6 +233,7 @@ class Engine:
             self.task_open = False
             self._close_task()
             self.task_values = self.chain.end_task(self.memories, self.progress)
+            self._advance("task")
 
     def _close_task(self) -> None:
         """Make the updates on the memory alone that the method wants when a task ends."""
@@ -240,6 +249,11 @@ class Engine:
         """Set the learning rates of an update."""
         for group, full in zip(self.optimizer.param_groups, self.full_rates, strict=True):
             group["lr"] = plan.rate * full
+
+    def _advance(self, per: SchedulerStep) -> None:
+        """The schedule's next learning rates, where it goes by these."""
+        if self.schedule is not None and self.schedule.per == per:
+            self.full_rates = self.schedule.advance(self.full_rates)
 
     def _nothing(self) -> StreamBatch:
         """Return a batch of the stream without images, for steps on the memory alone."""
@@ -307,8 +321,10 @@ class Engine:
         """Return everything that the next step depends on; whatever is random is a function of the step."""
         self.check_finite()
         fit = self.unfinished_fit
-        unfinished = {} if fit is None else {"fit": fit.state_dict()}
-        return unfinished | {
+        some: dict[str, Any] = {} if fit is None else {"fit": fit.state_dict()}
+        if self.schedule is not None:
+            some |= {"schedule": self.schedule.state_dict(), "full_rates": self.full_rates}
+        return some | {
             "progress": {name: getattr(self.progress, name) for name in ("step", "task", "first_of_task", "marked")}
             | {"seen": list(self.progress.seen), "current": list(self.progress.current)},
             "task_open": self.task_open,
@@ -332,6 +348,9 @@ class Engine:
         self.net.load_state_dict(state["net"])
         self.chain.load_state_dict(state["method"])
         optim.restore(self.optimizer, state["optimizer"])
+        if self.schedule is not None:
+            self.schedule.load_state_dict(state["schedule"])
+            self.full_rates = list(state["full_rates"])
         self.memories.load_state_dict(state["memories"])
         self.scaler.load_state_dict(state["scaler"])
         self.fit = None

@@ -12,6 +12,7 @@ from torch._functorch import config as functorch
 
 from gracecl import nets, rng
 from gracecl.engine.engine import Engine
+from gracecl.engine.live import Live
 from gracecl.errors import Misfit, UserError
 from gracecl.functional import optim
 from gracecl.functional.augment import augmentation
@@ -38,21 +39,33 @@ MOST_OF_ONE_VALUE = 0.25
 class Recipe(LearnerOptions):
     """What makes a learner, besides its data. Equal recipes and data give equal results to the bit."""
 
-    def check(self) -> Method:
-        """Refuse names and expressions that mean nothing, before anything is built; return the method."""
-        nets.check(self.net)
-        augmentation(self.augment)
-        optim.check(self.optimizer)
+    def check(self, live: Live) -> Method:
+        """Refuse names and expressions that mean nothing, before anything is built; return the method.
+
+        `live` are objects that stand in place of expressions; those that no expression names must be among them.
+        """
+        live.check("the learner", vars(self), "give it as {name}=")
+        if live.net is None:
+            nets.check(self.net)
+        if live.augment is None:
+            augmentation(self.augment)
+        if live.optimizer is None:
+            optim.check(self.optimizer)
+        if live.scheduler is None and self.scheduler is not None:
+            optim.scheduler(self.scheduler)
         device_of(self.device)
-        method: Method = spec.parse_method(self.method)
+        method: Method = spec.parse_method(self.method) if live.method is None else live.method
+        if any(part.in_use for part in method.parts):
+            raise UserError(f"{method!r} is the method of another learner, whose state it holds; make another object for this one")
         return method
 
-    def build(self, inputs: Inputs, classes: int) -> Engine:
+    def build(self, inputs: Inputs, classes: int, live: Live | None = None) -> Engine:
         """The engine for such inputs, at its first step."""
-        method, device = spec.parse_method(self.method), device_of(self.device)
+        live = live or Live()
+        method, device = self.check(live), device_of(self.device)
         inputs = inputs.to(device)
         with rng.torch_seed(self.seed, "net"):
-            net = nets.build(self.net, inputs, classes, taps_for(method, self.taps)).to(device)
+            net = nets.build(live.net or self.net, inputs, classes, taps_for(method, self.taps)).to(device)
         net = net.to(memory_format=memory_format(self.layout, net, device, max(inputs.shape[1:], default=1)))  # type: ignore[call-overload]
         if self.cuda_graphs:
             if device.type != "cuda":
@@ -67,8 +80,10 @@ class Recipe(LearnerOptions):
             net,
             memories,
             seed=self.seed,
-            augmentation=self.augment,
-            optimizer=self.optimizer,
+            augmentation=live.augment or self.augment,
+            optimizer=live.optimizer or self.optimizer,
+            scheduler=live.scheduler or self.scheduler,
+            scheduler_step=self.scheduler_step,
             precision=self.precision,
         )
 

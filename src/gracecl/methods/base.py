@@ -76,6 +76,9 @@ class Method:
     kept: ClassVar[tuple[per_class, ...]] = ()
     """what `batch.keep` stores with an axis over the classes: axis 0 is the one after the images"""
 
+    in_use: ClassVar[bool] = False
+    """whether it belongs to a learner, whose state it then holds"""
+
     def __post_init__(self) -> None:
         spec.check_fields(self, self.name)
 
@@ -246,6 +249,7 @@ class Chain:
     def attach(self, net: TappedNet, memories: Memories) -> None:
         for part in self.parts:
             part.attach(net, memories)
+            part.in_use = True  # type: ignore[misc]
 
     def optimizer(self, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
         return self.learner.optimizer(params)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+from torch import nn
 
 from gracecl.errors import UserError
 from gracecl.inputs import Inputs
@@ -19,14 +22,18 @@ COUNTED = ("mlp", "resnet18", "vit")
 """nets whose weights are counted before they are made; others come from elsewhere and have their size"""
 
 
-def build(expression: str, inputs: Inputs, classes: int, taps: int | None = None) -> TappedNet:
-    """The net an expression such as `resnet18(width=20)` names, for such inputs.
+def build(
+    expression: str | nn.Module | Callable[[], nn.Module], inputs: Inputs, classes: int, taps: int | None = None
+) -> TappedNet:
+    """The net an expression such as `resnet18(width=20)` names, for such inputs; or a module of one's own, with heads.
 
     `taps` is the number of tapped layers, counted from the last; None means the paper's four, or as many as the backbone has.
     Whatever the net, its expression may also say how its trunk learns (`TrunkOptions`).
     """
     if taps is not None and taps < 1:
         raise UserError(f"--taps must be at least 1, not {taps}")
+    if not isinstance(expression, str):
+        return _with_heads(expression, inputs, classes, taps)
     call, trunk_options = take_options(spec.parse_call(expression))
     given = inputs.shape, taps if taps is not None else PAPER_TAPS, taps is None
     if normal(call.name) in COUNTED:
@@ -35,6 +42,23 @@ def build(expression: str, inputs: Inputs, classes: int, taps: int | None = None
     net = TappedNet(backbone, classes, inputs)
     trunk_options.apply(net, call.name)
     return net
+
+
+def _with_heads(given: nn.Module | Callable[[], nn.Module], inputs: Inputs, classes: int, taps: int | None) -> TappedNet:
+    """A module that maps an input to features, or what makes one; what `tap` returned keeps its taps."""
+    module = given if isinstance(given, nn.Module) else given()
+    if isinstance(module, TappedNet):
+        if classes and module.classes != classes:
+            raise UserError(f"the net was tapped for {module.classes} classes and the learner has {classes}; give both the same")
+        module.inputs = inputs
+        return module
+    if not isinstance(module, nn.Module):
+        raise UserError(f"net= is a function that returns a {type(module).__name__}; let it return a torch.nn.Module")
+    if not isinstance(module, Backbone):
+        example = inputs.to("cpu").normalise(inputs.blank(1))
+        number = PAPER_TAPS if taps is None else taps
+        module = ModuleBackbone(module, None, number, taps is None, example, freeze_unread=True, to_output=True)
+    return TappedNet(module, classes, inputs)
 
 
 def check(expression: str) -> None:

@@ -89,11 +89,12 @@ class ModuleBackbone(Backbone):
         example: Tensor | Sequence[int] | None = None,
         pool: Pool = "auto",
         freeze_unread: bool = False,
+        to_output: bool = False,
     ) -> None:
         """`at_most` says that `taps` was not asked for: all that `at` names are tapped, or as many blocks as there are up to it.
 
         Otherwise there must be so many; names are counted from the last. `freeze_unread` stops the training of weights that no tap
-        depends on.
+        depends on. With `to_output` what the model returns is its features, and the last tap reads them.
         """
         super().__init__()
         if pool not in get_args(Pool):
@@ -103,7 +104,10 @@ class ModuleBackbone(Backbone):
         if at is not None and not (isinstance(at, str) or (isinstance(at, Sequence) and all(isinstance(name, str) for name in at))):
             raise UserError(f"at= is the name of a module, as model.named_modules() gives it, or a list of names, not {at!r}")
         run = dry_run(model, example)
-        places = found_blocks(model, run) if at is None else named(model, run, [at] if isinstance(at, str) else list(at))
+        if to_output:
+            places = blocks_and_output(model, run)
+        else:
+            places = found_blocks(model, run) if at is None else named(model, run, [at] if isinstance(at, str) else list(at))
         if taps > len(places) and not at_most:
             raise UserError(
                 f"there are {len(places)} places to tap ({', '.join(places)}), not {taps}; "
@@ -411,6 +415,17 @@ def found_blocks(model: nn.Module, run: DryRun) -> list[str]:
     if not lists:
         raise UserError(f"no blocks to tap were found in {type(model).__name__}; name modules with at=[...]")
     return next((places for places in lists if len(places) >= STAGES), max(lists, key=len))
+
+
+def blocks_and_output(model: nn.Module, run: DryRun) -> list[str]:
+    """The blocks before the model's output, as far as some are found, and the model itself."""
+    readable(run, "")
+    try:
+        blocks = found_blocks(model, run)
+    except UserError:
+        blocks = []
+    result = tensor_of(run.outputs[""])
+    return [*(name for name in blocks if tensor_of(run.outputs[name]) is not result), ""]
 
 
 def blocks_of(model: nn.Module, run: DryRun, parent: str, head: str) -> dict[str, str]:

@@ -25,13 +25,14 @@ from gracecl.registry.spec import AtLeast
 F = TypeVar("F", bound=Callable[..., Any])
 Layout = Literal["auto", "contiguous", "channels_last"]
 Precision = Literal["fp32", "bf16", "fp16"]
+SchedulerStep = Literal["step", "task"]
 ALIASES = {"buffer_size": "memory"}
 """what other libraries call an option"""
 OPTIMIZER = "adam(lr=0.001, weight_decay=0.0001)"
 OF_THE_DATA = "data"
 NO_EFFECT_ON_RESULTS = ("checkpoint_every", "snapshots")
 """options that do not change results"""
-ADDED_LATER = {"normalise": OF_THE_DATA, "plugin_code": None}
+ADDED_LATER = {"normalise": OF_THE_DATA, "plugin_code": None, "scheduler": None, "scheduler_step": "step"}
 """settings that older runs lack; at these values they are left out of the folder's hash, so that older runs are found"""
 
 
@@ -56,6 +57,10 @@ class LearnerOptions:
     """none, tau, simclr, partial, full, mild or crop"""
     optimizer: str = OPTIMIZER
     """an expression such as "sgd(lr=0.1)" """
+    scheduler: str | None = None
+    """how the learning rate changes, such as "cosine(steps=500)", linear, warmup or "drop(at=[100, 200])"; None is not at all"""
+    scheduler_step: SchedulerStep = "step"
+    """advance the scheduler after each batch, or at the end of each task"""
     device: str = "auto"
     """cpu, cuda, cuda:1, or auto: the GPU if there is one"""
     precision: Precision = "fp32"
@@ -71,8 +76,7 @@ class LearnerOptions:
         if not isinstance(self.net, str):
             raise UserError(
                 f"net is an expression such as 'resnet18(width=20)', not a {type(self.net).__name__}; "
-                "register a function that makes your module (gracecl.registry.nets.register, see docs/nets.md), "
-                "or give it heads with gracecl.tap in a loop of your own"
+                "Learner and gracecl.run also take a torch.nn.Module or a function that makes one"
             )
         spec.check_fields(self, self.error_name)
 

@@ -24,6 +24,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from gracecl.errors import UserError
 from gracecl.registry import Registry, methods, nearest
+from gracecl.registry.objects import is_opaque
 
 MOST_NUMBERS = 100_000
 """that a text such as 0-3,7 may name"""
@@ -118,7 +119,7 @@ def parse_method(text: str) -> Any:
 
 def in_full(text: str) -> str:
     """Return the canonical expression of a method: `grace(mose())` for `grace`."""
-    return repr(parse_method(text))
+    return text if is_opaque(text) else repr(parse_method(text))
 
 
 def read_method(text: str) -> Any:
@@ -216,6 +217,8 @@ def show(thing: Any, name: str) -> str:
 def _parse(text: str) -> ast.expr:
     # A hyphen between letters belongs to a name (er-ace, split-cifar100), and so does ++ after one (der++, as `normal` has it);
     # quoted text is left alone.
+    if is_opaque(text):
+        raise UserError(f"'{text}' stands for an object that a program gave; only with that object can it be made again")
     in_a_name = r"""("[^"]*"|'[^']*')|(?<=[A-Za-z0-9])(?:-(?=[A-Za-z])|(\+\+)(?=\s*(?:$|[(),+])))"""
     plain = re.sub(in_a_name, lambda m: m.group(1) or ("_pp" if m.group(2) else "_"), text)
     try:

@@ -34,6 +34,7 @@ from gracecl.functional import optim
 from gracecl.functional.augment import augmentation
 from gracecl.methods.base import Addition, Method
 from gracecl.registry import methods, nearest, normal, spec
+from gracecl.registry.objects import is_opaque
 from gracecl.registry.spec import Call
 from gracecl.streams import ALIASES
 
@@ -134,6 +135,8 @@ def resolve(
     if defaults == NONE:
         return Resolved(method, optimizer, augment)
     name = stream_name(stream)
+    if is_opaque(method):  # which no entry can be about
+        return Resolved(method, optimizer, augment, "" if defaults == DEFAULT else f"defaults {defaults}: nothing for {method}")
     if (benchmark := read(defaults).on(name, memory)) is None:
         return Resolved(method, optimizer, augment, "" if defaults == DEFAULT else f"defaults {defaults}: nothing for {name}")
     learner: Method = spec.build_method(_filled(spec.read_method(method), benchmark))

@@ -20,6 +20,7 @@ EXPRESSIONS: Mapping[str, Callable[[str], Any]] = {
     "stream": streams.check,
     "augment": augmentation,
     "optimizer": optim.check,
+    "scheduler": lambda text: text is None or optim.scheduler(text),
     "normalise": lambda text: normalisation(text, RGB),
 }
 """parsers of the options that are names or expressions; each raises UserError"""

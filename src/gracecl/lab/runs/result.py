@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from gracecl.engine.live import Live
 from gracecl.engine.loop import Callbacks
 from gracecl.errors import UserError
 from gracecl.files import as_path
@@ -150,12 +151,13 @@ def run(
     if views and out is None:
         raise UserError(f"log={log!r} shows a run that is kept; give out=FOLDER too")
     with in_use(modules) as code:
-        config, taken = configuration(method, defaults, epochs, **options)
+        texts, live = Live.take({"method": method, **options}, weights=True)
+        config, taken = configuration(texts.pop("method"), defaults, epochs, **texts)
     if progress and taken:
         print_err(taken)
     with tempfile.TemporaryDirectory(prefix="gracecl-") if out is None else nullcontext(out) as place:
         root = Path(place).expanduser()
-        work = Work.new(config, root, data, code.names)
+        work = Work.new(config, root, data, code.names, live)
         try:
             with logs.logging([work], root, views):
                 folder = work.run(LiveWatch() if progress else Watch(), threads, listening)
@@ -176,7 +178,7 @@ def _words(given: Any, name: str, what: str) -> list[str]:
 
 
 def configuration(
-    method: str | Method, defaults: str = published.DEFAULT, epochs: int | None = None, **options: Any
+    method: str, defaults: str = published.DEFAULT, epochs: int | None = None, **options: Any
 ) -> tuple[RunConfig, str]:
     """A configuration of options by their names, filled in from a set of published values; and what was taken from it, in a line.
 
@@ -185,7 +187,7 @@ def configuration(
     given = by_name(RunOptions, not_none(options), list(inspect.signature(run).parameters), "a run")
     if isinstance(given.get("stream"), Stream):
         raise UserError("a run takes the expression of a stream, such as 'split-digits(tasks=5)'; Learner.fit learns from a Stream")
-    config = RunConfig(repr(method) if isinstance(method, Method) else method, **given)
+    config = RunConfig(method, **given)
     if epochs is not None:
         config = replace(config, stream=with_option(config.stream, "epochs", epochs))
     settings = {name: options.get(name) for name in published.SETTINGS}

@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, get_args
@@ -21,6 +21,7 @@ from torch import nn
 
 from gracecl import __version__, checkpoint, streams
 from gracecl.engine.engine import Engine
+from gracecl.engine.live import Live
 from gracecl.engine.loop import Callbacks, StopTraining
 from gracecl.engine.recipe import Recipe, device_of, layout_of, name_flat_images, name_unfit_augmentation
 from gracecl.errors import Caution, UserError
@@ -33,6 +34,7 @@ from gracecl.lab.runs.trainer import Trainer
 from gracecl.lab.runs.watch import Watch
 from gracecl.machine import check_threads, forget_peak, peak_memory
 from gracecl.registry import spec
+from gracecl.registry.objects import is_opaque
 from gracecl.registry.options import NO_EFFECT_ON_RESULTS, Layout, RunOptions, run_name
 from gracecl.registry.plugins import Code, Files, changed, digest_of, in_use
 from gracecl.streams import Stream
@@ -55,8 +57,8 @@ class RunConfig(RunOptions, Recipe):
 
     def canonical(self) -> RunConfig:
         """The same configuration in its own words: `GRACE` and `grace(mose())` are one."""
-        method, stream = repr(spec.parse_method(self.method)), streams.from_anywhere(self.stream)
-        return replace(self, method=method, stream=stream, device=str(device_of(self.device)))
+        method = self.method if is_opaque(self.method) else repr(spec.parse_method(self.method))
+        return replace(self, method=method, stream=streams.from_anywhere(self.stream), device=str(device_of(self.device)))
 
     @property
     def title(self) -> str:
@@ -76,13 +78,22 @@ class Work:
     data_root: str | Path | None = None
     plugins: tuple[str, ...] = ()
     """modules and files that register what the configuration names"""
+    live: Live = field(default=Live(), repr=False)
+    """objects that a program gave in place of expressions"""
 
     @classmethod
-    def new(cls, config: RunConfig, out: Path, data_root: str | Path | None = None, plugins: tuple[str, ...] = ()) -> Work:
+    def new(
+        cls,
+        config: RunConfig,
+        out: Path,
+        data_root: str | Path | None = None,
+        plugins: tuple[str, ...] = (),
+        live: Live | None = None,
+    ) -> Work:
         """A configuration in its place below `out`, where an earlier attempt may have begun it."""
         with in_use(plugins) as code:
             config = replace(config.canonical(), plugin_code=code.digest)
-        work = cls(config, config.folder(without_nul(out)), data_root, code.names)
+        work = cls(config, config.folder(without_nul(out)), data_root, code.names, live or Live())
         work.check_code()
         return work
 
@@ -92,7 +103,7 @@ class Work:
         file = folder / "config.json"
         try:
             written = report.read_config(folder) if report.line_for(folder) else read_sealed(file)
-            given = {field.name for field in fields(RunConfig)} & written.keys() | set(ALWAYS_WRITTEN)
+            given = {known.name for known in fields(RunConfig)} & written.keys() | set(ALWAYS_WRITTEN)
             config = RunConfig(**{name: written[name] for name in given})
             report.check_folder_name(folder, asdict(config))
         except FileNotFoundError:
@@ -142,6 +153,8 @@ class Work:
             raise UserError(f"cannot make the run's folder ({error}); choose another --out") from None
         with locked(self.folder):
             if not self.finished:
+                remedy = "continue it from Python: call gracecl.run as it was called, with {name}= and out="
+                self.live.check(f"the run in {self.folder}", vars(self.config), remedy)
                 try:
                     with self.own_code() as code:
                         _train(replace(self, plugins=code.names), code, watch or Watch(), threads, callbacks)
@@ -198,20 +211,21 @@ def build(
     data_root: str | Path | None = None,
     kept: Written | None = None,
     callbacks: Callbacks | None = None,
+    live: Live | None = None,
 ) -> Trainer:
     """Everything a configuration names, put together and at its first step; of an earlier record it keeps what `Recorder` says."""
-    engine, stream = learner_and_stream(config, data_root)
+    engine, stream = learner_and_stream(config, data_root, live)
     name_unfit_augmentation(config.augment, engine.method, engine.net.inputs)
     name_flat_images(config.augment, engine.method, stream.batch(0).x)
     return Trainer(engine, stream, Recorder(record, kept), config.eval_every, callbacks)
 
 
-def learner_and_stream(config: RunConfig, data_root: str | Path | None = None) -> tuple[Engine, Stream]:
+def learner_and_stream(config: RunConfig, data_root: str | Path | None = None, live: Live | None = None) -> tuple[Engine, Stream]:
     """What a configuration learns with, at its first step, and what it learns from, both on the learner's device."""
     stream = streams.build(config.stream, config.seed, data_root)
     streams.check_evaluations(stream)
     data = stream.data
-    engine = config.build(normalisation(config.normalise, data.inputs), data.classes)
+    engine = config.build(normalisation(config.normalise, data.inputs), data.classes, live)
     stream = engine.as_seen(stream.to(engine.device))
     stream = stream if config.steps is None else stream.cut(config.steps)
     if not np.isin(data.test_y, stream.labels(stream.order)).any():
@@ -231,7 +245,7 @@ def _train(work: Work, code: Code, watch: Watch, threads: int | None, callbacks:
     begun = replace(config, layout=state["layout"]) if state else work.in_its_layout()
     forget_peak()
     kept = Written.of(state["record"]) if state else None
-    trainer = build(begun, folder / "metrics.jsonl", work.data_root, kept, callbacks)
+    trainer = build(begun, folder / "metrics.jsonl", work.data_root, kept, callbacks, work.live.copied())
     if trainer.engine.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(trainer.engine.device)
     begun_with = state["threads"] if state else work.threads
