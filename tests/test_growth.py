@@ -59,6 +59,10 @@ def test_the_page_says_which_methods_do_not_mind_a_larger_head() -> None:
     assert set(re.findall(r"`(\w+)`", row)) == harmless
 
 
+def test_penalties_on_weights_above_a_frozen_trunk() -> None:
+    classes_may_arrive("er() + si(every=2)", net="mlp(width=12, depth=4, freeze=True)", taps=4)
+
+
 def test_a_class_begins_the_same_whenever_it_arrives() -> None:
     singly, at_once, other_seed = (toy_engine("er()", classes=0) for _ in range(3))
     other_seed.seed = 1

@@ -276,10 +276,10 @@ def says_whether_it_needs_tasks(method: str) -> None:
     assert any(steps) or engine.chain.traits.trains == "never", f"{method} made no step on a stream without task marks"
 
 
-def classes_may_arrive(method: str) -> None:
+def classes_may_arrive(method: str, **options: Any) -> None:
     """A head without any class grows as they come, with whatever has an axis over them, and resumes exactly across a growth."""
     stream = in_order_of_arrival(as_seen(method, toy_stream(seed=1, batch=6)))
-    whole, states, outcomes = toy_engine(method, classes=0), {}, list[StepResult | None]()
+    whole, states, outcomes = toy_engine(method, classes=0, **options), {}, list[StepResult | None]()
     until = len(stream) * 7 // 9  # a step into the third task
     for step in range(until):
         if step in (0, 3, 4):  # before a growth and after it
@@ -288,7 +288,7 @@ def classes_may_arrive(method: str) -> None:
         met = len(whole.progress.seen)
         assert whole.net.classes == met, f"{method} has room for {whole.net.classes} classes when {met} were met"
     for at, state in states.items():
-        second = toy_engine(method, classes=0)
+        second = toy_engine(method, classes=0, **options)
         second.load_state_dict(state)
         for step, outcome in enumerate(feed(second, stream, until), start=at):
             table, expected = ({} if one is None else one.table for one in (outcome, outcomes[step]))

@@ -155,7 +155,7 @@ def first_taps(net: TappedNet, shape: tuple[int, ...]) -> dict[int, int]:
     found: dict[int, int] = {}
     with in_mode(net, training=False), torch.enable_grad():
         features = functional_call(net, noisy, (x,)).features
-        for tap in range(net.layers):
+        for tap in range(net.layers if features.requires_grad else 0):  # a frozen trunk's do not
             left = {name: value for name, value in noisy.items() if id(trainable[name]) not in found}
             gradients = torch.autograd.grad(features[tap].square().sum(), list(left.values()), retain_graph=True, allow_unused=True)
             for name, gradient in zip(left, gradients, strict=True):
