@@ -63,7 +63,7 @@ STREAMS = [
     *of(
         "streams/gaussian.py",
         FAMILIES,
-        within("gaussian", ("np.arange(data.classes) + 0.5", "np.arange(data.classes)")),
+        within("gaussian", ("np.arange(data.classes) + 0.5", "(np.arange(data.classes) + 0.5) / 2")),
         within(
             "arrival_times",
             ("sigma * bell", "sigma**2 * bell"),
@@ -96,7 +96,7 @@ STREAMS = [
             "slot_table",
             ("table[::-1]", "table"),
             ("left[generator.permutation(classes)[:rest]] += 1", "left[:rest] += 2"),
-            ("left -= row", "left -= np.minimum(row, 1)"),
+            ("left -= row", "pass"),
         ),
         within("images_of_slots", ("own[used : used + more]", "own[:more]")),
         within("first_experiences", ("weights / weights.sum()", "weights + (1 - weights.sum()) / experiences")),
@@ -186,7 +186,7 @@ STREAMS = [
     *of(
         "streams/views.py",
         DOMAINS,
-        within("Rotated.__call__", ("(3, 2)", "(2, 3)")),
+        within("Rotated.__call__", ("self.degrees", "-self.degrees", 2)),
         within("Permuted.order", ("self.domain", "0")),
         within("Corrupted.__call__", ("rng.generator(self.seed, self.name, number)", "rng.generator(self.seed, self.name, row)")),
         within("Corrupted.strength", ("self.severity - 1", "self.severity - 2")),

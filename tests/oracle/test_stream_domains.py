@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -165,8 +166,9 @@ def test_pixelate_jpeg_and_fog() -> None:
     clouds = plasma(32, 3, rng.generator("fog"))
     assert (clouds.min(), clouds.max(), clouds.shape) == (0, 1, (32, 32))
     assert np.abs(np.diff(clouds, axis=0)).mean() < 0.1, "clouds are smooth"
-    made, generator = corrupted("fog", 2, PICTURES[0])
-    x = PICTURES[0] / 255
+    dark = PICTURES[0] // 2
+    made, generator = corrupted("fog", 2, dark)
+    x = dark / 255
     assert np.allclose(made, (x + 0.5 * plasma(32, 3, generator)) * x.max() / (x.max() + 0.5), atol=0.5 / 255 + 1e-9)
     flat = np.full((3, 32, 32), 77, np.uint8)
     assert np.abs(255 * corrupted("jpeg", 5, flat)[0] - 77).max() <= 2
@@ -222,7 +224,7 @@ def test_domains_have_hashes_of_their_own_and_can_be_shuffled() -> None:
         domain(GREY, 0, kind="corrupt", corruptions="fog", severity=4),
     ]
     assert len({stream.hash for stream in made}) == len(made)
-    assert len({Stream(**{k: v for k, v in vars(s).items() if k not in ("views", "hash")}).hash for s in made[:2]}) == 2
+    assert dataclasses.replace(made[0], views=(Rotated(0.0), Rotated(45.0))).hash != made[0].hash
     bound = shuffled(made[0], 2)
     check_stream(bound)
     counts = np.bincount(whole(shuffled(made[0], 0))[1], minlength=4)
@@ -297,7 +299,7 @@ def test_a_folder_for_each_domain(tmp_path: Path) -> None:
 def test_the_order_of_time(tmp_path: Path) -> None:
     taken = np.array([5, 1, 3, 1, 9, 2, 2, 8, *range(20, 48)])
     (tmp_path / "times.txt").write_text("\n".join(map(str, taken)))
-    (tmp_path / "test.csv").write_text("name,taken\n" + "".join(f"a,{t}\n" for t in [0, 1, 2, 21, 30, 40, 100, 33]))
+    (tmp_path / "test.csv").write_text("name,taken\n" + "".join(f"a,{t}\n" for t in [0, 1, 2, 21, 24, 40, 100, 36]))
     (tmp_path / "times.csv").write_text("taken,name\n" + "".join(f"{t},a\n" for t in taken))
     expected = sorted(range(36), key=lambda i: (taken[i], i))
     stream = timed(GREY, 0, times=str(tmp_path / "times.txt"), tasks=3, batch=5)
@@ -308,7 +310,7 @@ def test_the_order_of_time(tmp_path: Path) -> None:
     both = timed(GREY, 0, str(tmp_path / "times.csv"), test_times=str(tmp_path / "test.csv"), column="taken", tasks=3, batch=5)
     assert both.order.tolist() == expected
     begins = [taken[expected[12]], taken[expected[24]]]
-    assert both.test_task.tolist() == [sum(t >= begin for begin in begins) for t in [0, 1, 2, 21, 30, 40, 100, 33]]
+    assert both.test_task.tolist() == [sum(t >= begin for begin in begins) for t in [0, 1, 2, 21, 24, 40, 100, 36]]
     assert both.rule == "tasks so far"
     np.save(tmp_path / "days.npy", np.datetime64("2012-01-01") + taken)
     assert timed(GREY, 0, str(tmp_path / "days.npy")).order.tolist() == expected

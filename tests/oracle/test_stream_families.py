@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +276,7 @@ def test_si_blurry_exchanges_and_keeps_sizes(seed: int) -> None:
     assert exchanged(images, task, 5, 0, seed).tolist() == task.tolist()
     stayed = exchanged(images, task, 5, 300, seed)
     assert np.bincount(stayed, minlength=5).tolist() == np.bincount(task, minlength=5).tolist()
+    assert np.sum(stayed != task) > 190, "what is too much for one task leaves others: all 300 left, three of four to another"
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -403,6 +406,17 @@ def test_linear_shares() -> None:
     assert shares.sum(axis=0).tolist() == pytest.approx([12.5, 12, 11.5])
     assert np.mean((shares > 0).sum(axis=1) > 1) == pytest.approx(0.2777777778)
     assert (linear_shares(60, 5, 2) > 0).sum(axis=1).max() == 2
+    wide = linear_shares(30, 2, 1.5)
+    assert wide[[2, 7, 15, 27], 0].tolist() == pytest.approx([1, 0.9, 0.5, 0]), "the first task does not rise, the last not fall"
+    three = linear_shares(45, 3, 1.2)
+    unit = 45 / 3.6
+    for step in range(45):
+        weights = []
+        for task in range(3):
+            rise = 1 if task == 0 else (step - (1.2 * task - 1) * unit) / (2 * unit)
+            fall = 1 if task == 2 else ((1.2 * task + 2.2) * unit - step) / (2 * unit)
+            weights.append(min(max(min(rise, fall), 0), 1))
+        assert three[step].tolist() == pytest.approx([weight / sum(weights) for weight in weights])
 
 
 def test_linear_times_by_a_literal_loop() -> None:
@@ -469,6 +483,15 @@ def test_sampled_experiences() -> None:
     assert np.mean(begin) == pytest.approx(first_experiences(400, 0.05) @ np.arange(400), abs=4)
 
 
+def test_sampled_experiences_by_a_literal_loop() -> None:
+    generator = rng.generator(5, "classes of experiences")
+    begin = generator.choice(40, 3, p=first_experiences(40, 0.1))
+    again = generator.random((40, 3)) < 0.1
+    rows = [[int(e == begin[c] or (e > begin[c] and again[e, c])) for c in range(3)] for e in range(40)]
+    assert [0, 0, 0] in rows
+    assert sampled_table(40, 3, 0.1, 0.1, 5).tolist() == [row for row in rows if any(row)]
+
+
 def test_sampled_images_are_shared_evenly_and_drawn_anew() -> None:
     stream = repeat(TEN, 3, draw="sampled", tasks=30, first=0.3, again=0.5, images=35)
     parts = np.split(stream.order, stream.ends[stream.marks][:-1])
@@ -477,7 +500,7 @@ def test_sampled_images_are_shared_evenly_and_drawn_anew() -> None:
         assert len(part) == len(set(part.tolist())) == 35
         assert np.ptp(counts[counts > 0]) <= 1
     of_class = [frozenset(part[TEN.train_y[part] == 0].tolist()) for part in parts]
-    assert len({images for images in of_class if images}) > 1
+    assert any(not one <= two and not two <= one for one in of_class for two in of_class), "another draw each time"
     small = repeat(dataset([4, 40, 40]), 1, draw="sampled", tasks=4, first=0.9, again=1.0, images=50)
     sizes = np.diff(small.ends[small.marks], prepend=0)
     assert sizes[-1] == 50, "a class with few images leaves the rest to others"
@@ -741,6 +764,28 @@ def test_the_picture_shows_shares_of_classes_over_time(tmp_path: Path) -> None:
     assert [bar.get_width() for bar in per_class.patches] == [40] * 10
     with pytest.raises(UserError, match="ends in none of them"):
         stream.plot(tmp_path / "stream.jpg")
+
+
+# The page.
+
+
+def test_the_page_shows_every_family_and_option_and_its_programs_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "streams.md").read_text(encoding="utf-8")
+    rows = {line.split("|")[1].strip(" `"): line for line in page.splitlines() if line.startswith("| `")}
+    for family in registry.streams.written:
+        row = rows[family.replace("_", "-")]
+        parameters = list(inspect.signature(registry.streams.get(family)).parameters)
+        shown = page if family == "si_blurry" else row  # which says "as i-blurry"
+        for option in parameters[3 if parameters[0] == "inner" else 2 :]:
+            assert f"`{option}" in shown or f"{option}=" in shown or option in ("batch", "marked"), f"{option} of {family}"
+    monkeypatch.chdir(tmp_path)
+    try:
+        for program in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+            exec(program, {"__name__": "page"})
+    finally:
+        registry.streams.loaded.pop("backwards", None)
+    for name in re.findall(r"\]\((streams/[^)]+)\)", page):
+        assert (Path(__file__).parents[2] / "docs" / name).is_file()
 
 
 # Runs.

@@ -6,7 +6,7 @@ Arrival times, after Koh et al., Online Boundary-Free Continual Learning by Sche
     image i of class c arrives at tau_i = mu_c + sigma z_i, z_i standard normal; the order is that of arrival
     with R periods, an image also draws its period r from 0 … R - 1 and arrives at r + mu_c + sigma z_i
 
-Differences from the paper: its program puts the peak at rank(c) / C.
+Differences from the paper: none in the order. Its program puts the peak at rank(c) / C, which moves all arrivals alike.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINDS = (".png", ".svg", ".pdf")
-COLUMNS = 200
-"""pieces of time that are told apart"""
+MOST_COLUMNS, IMAGES_OF_A_COLUMN = 200, 12
+"""pieces of time that are told apart, and how many images each has at least"""
 MOST_NUMBERED = 20
 """classes that get a number each"""
 INK, QUIET, BARS = "#222222", "#666666", "#0072B2"
@@ -39,7 +39,7 @@ def picture(stream: Stream, path: str | Path | None = None) -> Figure:
     place = None if path is None else as_path(path, "path")
     if place is not None and place.suffix not in KINDS:
         raise UserError(f"a picture is written as {', '.join(KINDS)}, and the name of {place} ends in none of them")
-    shares, totals = classes_over_time(stream, min(COLUMNS, len(stream.order)))
+    shares, totals = classes_over_time(stream, min(MOST_COLUMNS, -(-len(stream.order) // IMAGES_OF_A_COLUMN)))
     classes, length = len(totals), len(stream.order)
     figure = Figure(figsize=(7.4, 2.6), dpi=100, layout="constrained", facecolor="white")
     over_time, per_class = figure.subplots(1, 2, width_ratios=(4, 1), sharey=True)

@@ -59,7 +59,7 @@ class Rotated:
     def __call__(self, images: Bytes, numbers: Ints) -> Bytes:
         if self.degrees % 360 == 0:
             return images
-        turned = ndimage.rotate(images.astype(np.float64), self.degrees, axes=(3, 2), reshape=False, order=1, mode="constant")
+        turned = ndimage.rotate(images.astype(np.float64), self.degrees, axes=(2, 3), reshape=False, order=1, mode="constant")
         return as_bytes(turned / 255)
 
 
