@@ -24,7 +24,7 @@ CALIBRATED = ("linear_last", "linear_mean", "linear_votes")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Percent right per rule and task (None for a task without images), and how well the linear rules are calibrated."""
+    """Accuracy in percent per rule and task (None for a task without images), and calibration of the linear rules."""
 
     accuracy: dict[str, list[float | None]]
     ece: dict[str, float]
@@ -48,7 +48,9 @@ def rule_scores(learner: Chain, out: Taps, columns: Tensor) -> dict[str, Tensor]
 
 
 def seen_scores(learner: Chain, out: Taps, progress: Progress, rule: str) -> tuple[Tensor, Tensor]:
-    """Scores of the seen classes under one rule, and which class each column is: unseen classes are never predicted."""
+    """Return scores of the seen classes under one rule, and the class of each column: unseen classes are never
+    predicted.
+    """
     columns = torch.tensor(progress.seen, device=out.logits.device)
     scores = scores_by(rule, learner, out, columns)
     check_scores(scores, progress.step)
@@ -66,7 +68,7 @@ def scores_by(rule: str, learner: Chain, out: Taps, columns: Tensor) -> Tensor:
 def evaluate(
     engine: Engine, images: Tensor, labels: Ints, tasks: Ints, classes_of_task: npt.NDArray[np.bool_] | None = None
 ) -> Evaluation:
-    """Accuracy on each task among `tasks`, from one pass over the images. Ties go to the class met first.
+    """Measure the accuracy on each task among `tasks`, in one pass over the images. Ties go to the class met first.
 
     With `classes_of_task`, `[tasks, classes]`, every rule is also read among the classes of each image's task: `<rule>_masked`.
     """

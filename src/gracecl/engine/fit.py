@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Fit:
-    """Shuffled epochs over a memory's images; `step` until `done`, and then predictions are those of `net`."""
+    """Train on shuffled epochs over a memory's images: `step` until `done`; then `net` predicts."""
 
     def __init__(
         self,
@@ -65,13 +65,13 @@ class Fit:
         return epochs * self.images + batches * self.batch
 
     def plan(self) -> Plan:
-        """The memory slots of the next batch; the last batch of an epoch may be smaller."""
+        """Return the memory slots of the next batch; the last batch of an epoch may be smaller."""
         epoch, batch = divmod(self.at, self.per_epoch)
         order = rng.generator(self.seed, "shuffle", epoch).permutation(self.images)
         return Plan({"all": Selection(slots=order[batch * self.batch : (batch + 1) * self.batch])})
 
     def step(self, table: LossTable) -> None:
-        """One step of the optimizer on the losses of a batch, at the epoch's learning rate."""
+        """Make one optimizer step on the losses of a batch, at the epoch's learning rate."""
         part = self.rate(self.at // self.per_epoch)
         for group, full in zip(self.optimizer.param_groups, self._full_rates, strict=True):
             group["lr"] = part * full
@@ -83,7 +83,7 @@ class Fit:
 
     def _clip(self, params: list[torch.nn.Parameter]) -> None:
         norm = clip(params, self.max_norm)
-        if not self.scaler.is_enabled():  # which leaves out a step whose gradients are not finite
+        if not self.scaler.is_enabled():  # GradScaler skips a step whose gradients are not finite
             self.norms.note(self.at, norm[None])
 
     def _not_finite(self, step: int, position: int, norm: float) -> UserError:
@@ -105,5 +105,5 @@ class Fit:
 
 
 def clip(params: list[torch.nn.Parameter], max_norm: float) -> Tensor:
-    """Shortens gradients that are longer than the norm; returns what their norm was."""
+    """Clip gradients to a norm; return their norm before."""
     return torch.nn.utils.clip_grad_norm_(params, max_norm)

@@ -24,7 +24,7 @@ OBSERVE_EVERY = 10
 
 
 class Update:
-    """What a learner, its net and its optimizer do with a batch. Calling it makes one optimizer step."""
+    """One optimizer step on a batch: forward, losses, backward, step."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Update:
             self.chain.after_backward(batch)
             if penalties:
                 total(penalties).backward()  # type: ignore[no-untyped-call]
-            if not self.scaler.is_enabled():  # which leaves out a step whose gradients are not finite
+            if not self.scaler.is_enabled():  # GradScaler skips a step whose gradients are not finite
                 self.norms.note(batch.progress.step, torch.stack(torch._foreach_norm(gradients(self.params), self.order)))
 
         self.in_hand = batch
@@ -79,7 +79,7 @@ class Update:
         return UserError(f"the gradient of '{weight}' became {norm} at step {step}{term}; {REMEDY}")
 
     def _first_not_finite(self, batch: Batch) -> str:
-        """The term and layer, found in another pass by taking the gradient of each by itself."""
+        """Find the term and layer in another pass, by taking the gradient of each separately."""
         with torch.enable_grad():
             table = {term: values for term, values in self.losses(batch, self.forward)[1].items() if is_loss(term)}
         check_losses({term: values.tolist() for term, values in table.items()}, batch.progress.step)
@@ -91,12 +91,12 @@ class Update:
         return ""
 
     def prepare(self, batch: Batch) -> None:
-        """The method's changes to the images, and what its teachers say of them."""
+        """Let the method change the images and ask its teachers."""
         with torch.no_grad():
             self.chain.prepare(batch)
 
     def forward(self, batch: Batch) -> Taps:
-        """One pass of the net for each group of blocks that the plan asks for."""
+        """Run the net once for each group of blocks in the plan."""
         self.net.meter.count(forward=len(batch))
         groups = [group for group in batch.plan.forwards or () if group[0] in batch.blocks]
         if len(groups) <= 1:
@@ -107,7 +107,7 @@ class Update:
         return Taps.join([self.net(batch.x[span]) for span in spans])
 
     def losses(self, batch: Batch, forward: Callable[[Batch], Taps]) -> tuple[Taps, LossTable]:
-        """What a net says of the batch, and the method's losses of that, in the run's precision."""
+        """Return the net's output for the batch and the method's losses, in the run's precision."""
         with self.autocast():
             out = forward(batch)
             if batch.plan.shared_out is None:
@@ -133,7 +133,7 @@ def descend(
     objective: Tensor,
     after_backward: Callable[[], None],
 ) -> None:
-    """One optimizer step on an objective, at the scale of half precision; `after_backward` may change the gradients."""
+    """Make one optimizer step on an objective, scaled for half precision; `after_backward` may change the gradients."""
     for parameter in params:  # as zero_grad() does, without its bookkeeping, which a small step notices
         parameter.grad = None
     scale = scaler.scale(torch.ones((), device=params[0].device)) if scaler.is_enabled() else None
@@ -145,12 +145,12 @@ def descend(
 
 
 def gradients(params: list[torch.nn.Parameter]) -> list[Tensor]:
-    """Of those parameters that have one."""
+    """Return the gradients of the parameters that have one."""
     return [parameter.grad for parameter in params if parameter.grad is not None]
 
 
 def split(table: LossTable) -> tuple[LossTable, LossTable]:
-    """The terms that depend on the step's images, and the penalties on the weights."""
+    """Split the table into terms that depend on the step's images and penalties on the weights."""
     data: LossTable = {}
     penalties: LossTable = {}
     for term, value in table.items():
@@ -159,7 +159,7 @@ def split(table: LossTable) -> tuple[LossTable, LossTable]:
 
 
 def observations(out: Taps, batch: Batch) -> LossTable:
-    """What the progress line and the curves show of any method: each layer's entropy, and its accuracy on the step's images."""
+    """Return what progress lines and curves show of any method: each layer's entropy and training accuracy."""
     logits = out.logits[:, batch.supervised]
     right = (logits.argmax(dim=-1) == batch.y[batch.supervised]).float().mean(dim=1)
     return {"log/H": entropy(logits), "log/accuracy": right}

@@ -55,7 +55,8 @@ OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
 
 
 def build(given: str | OptimizerFactory, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
-    """The optimizer that an expression names or a function makes; each group learns at its factor times the learning rate.
+    """Build the optimizer that an expression names or a function makes; each group learns at its factor times the
+    learning rate.
 
     A function receives the parameters, or groups of them where parts of the net learn at different rates.
     """

@@ -64,7 +64,7 @@ def summarise(values: npt.ArrayLike) -> Summary:
 
 
 def t_quantile(n: int) -> float:
-    """What the standard error of n seeds is multiplied with to give the half-width; NaN for too few of them."""
+    """Return the factor of the standard error that gives the half-width; NaN for too few seeds."""
     if n < FEWEST_SEEDS:
         return math.nan
     from scipy.special import stdtrit
@@ -73,7 +73,7 @@ def t_quantile(n: int) -> float:
 
 
 def paired(a: npt.ArrayLike, b: npt.ArrayLike) -> Paired:
-    """The differences a − b, where a[i] and b[i] come from the same seed and therefore from the same stream.
+    """Compare a and b, where a[i] and b[i] come from the same seed and therefore from the same stream.
 
     Differences that are all equal leave no doubt to the t-test: p is 0, or 1 when they are all zero.
     """
@@ -92,7 +92,8 @@ def paired(a: npt.ArrayLike, b: npt.ArrayLike) -> Paired:
 
 
 def signed_rank(differences: npt.ArrayLike) -> float:
-    """p of Wilcoxon's two-sided signed-rank test, from the distribution over all signs; zeros are left out, ties share ranks.
+    """Return p of Wilcoxon's two-sided signed-rank test, from the distribution over all signs; zeros are left out,
+    ties share ranks.
 
     Wilcoxon, Individual Comparisons by Ranking Methods, Biometrics Bulletin 1945.
     """
@@ -111,7 +112,7 @@ def signed_rank(differences: npt.ArrayLike) -> float:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """p-values corrected for their number by Holm's step-down rule, in the given order; NaN stays NaN and does not count.
+    """Correct p-values for their number by Holm's step-down rule, in the given order; NaN stays NaN and does not count.
 
     Holm, A Simple Sequentially Rejective Multiple Test Procedure, Scandinavian Journal of Statistics 1979.
     """
@@ -124,7 +125,9 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def power(n: int, effect: float) -> float:
-    """The chance that n paired seeds show a difference of `effect` standard deviations, with its sign, in a t-test at 5 %."""
+    """Return the chance that n paired seeds show a difference of `effect` standard deviations, with its sign, in a
+    t-test at 5 %.
+    """
     from scipy.stats import nct
 
     threshold = t_quantile(n)
@@ -133,7 +136,8 @@ def power(n: int, effect: float) -> float:
 
 
 def seeds_to_tell(difference: Paired, points: float) -> float:
-    """Paired seeds at which a true difference of so many points is found with 80 % power, given the spread that was seen.
+    """Return the paired seeds at which a true difference of so many points is found with 80 % power, given the
+    spread seen.
 
     At least three; infinite for a difference of nothing or beyond 10,000 seeds; NaN where the spread is not known.
     """
@@ -165,7 +169,8 @@ class Ranking(NamedTuple):
 
 
 def ranking(values: npt.ArrayLike, *, higher_is_better: bool = True) -> Ranking:
-    """Of a table [settings, methods], at least two by two: Friedman's test, and Nemenyi's critical difference.
+    """Rank methods in a table [settings, methods], at least two by two: Friedman's test, and Nemenyi's critical
+    difference.
 
     CD = q · √(k (k + 1) / (6 N)) for k methods in N settings, q the 5 % point of the Studentized range over √2. Demšar, Statistical
     Comparisons of Classifiers over Multiple Data Sets, JMLR 2006.

@@ -38,7 +38,7 @@ class Memories:
         return self.stores[name]
 
     def reserve(self, name: str, slots: int) -> Memory:
-        """A second store whose slots are taken from `replay`, so that the total stays what the user gave."""
+        """Make a second store with slots taken from `replay`, so that the total stays what the user gave."""
         if slots > self.replay.capacity:
             raise UserError(f"a memory of {self.replay.capacity} images has no {slots} slots for '{name}'; use a larger --memory")
         self.stores["replay"] = Memory(self.replay.capacity - slots, self._inputs, self._device)
@@ -46,7 +46,9 @@ class Memories:
         return self.stores[name]
 
     def scratch(self, name: str, slots: int) -> Memory:
-        """A store of images beyond the budget, for a method that looks at its task once more when it ends and then forgets it."""
+        """Make a store beyond the budget, for a method that looks at its task once more when it ends and then
+        forgets it.
+        """
         self.stores[name] = Memory(slots, self._inputs, self._device)
         self.beyond_budget += slots
         return self.stores[name]

@@ -35,7 +35,7 @@ def add_balanced(
 
 
 def place_in_class(labels: Ints) -> Ints:
-    """For each label, how many equal ones stand before it."""
+    """Count, for each label, the equal ones before it."""
     by_class = np.argsort(labels, kind="stable")
     grouped = labels[by_class]
     place = np.empty(len(labels), np.int64)

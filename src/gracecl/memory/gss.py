@@ -21,33 +21,33 @@ SPREAD_FLOOR = 0.01
 
 
 def similarity(gradients: Tensor, others: Tensor) -> Tensor:
-    """`[B]`: for each gradient `[B, P]`, the largest of its cosines with the others `[n, P]`."""
+    """Return `[B]`: for each gradient `[B, P]`, its largest cosine with the others `[n, P]`."""
     norms = torch.outer(torch.linalg.vector_norm(gradients, dim=1), torch.linalg.vector_norm(others, dim=1))
     return (gradients @ others.T / norms.clamp(min=SMALLEST_NORMS)).amax(dim=1).clamp(-1, 1)  # rounding may go beyond
 
 
 def draw_groups(filled: int, at_most: int, size: int, rng: np.random.Generator) -> Ints:
-    """`[n, b]`: slots of disjoint random groups, fewer or smaller ones where memory has not enough images."""
+    """Draw `[n, b]` slots of disjoint random groups; fewer or smaller ones if memory has not enough images."""
     size = min(size, filled)
     count = min(at_most, filled // size)
     return rng.permutation(filled)[: count * size].reshape(count, size)
 
 
 def victim_weights(scores: Floats) -> Floats:
-    """How likely each slot is offered for replacement, not normalised: its score's place between the lowest and the highest."""
+    """Return unnormalised weights with which slots are offered for replacement: the score scaled to [0, 1]."""
     weights: Floats = (scores - scores.min()) / (scores.max() - scores.min() + SPREAD_FLOOR)
     return weights
 
 
 def draw_victims(weights: Floats, n: int, rng: np.random.Generator) -> Ints:
-    """n different slots, likely by weight; uniform where fewer than n have any weight."""
+    """Draw n different slots by weight; uniformly where fewer than n have any weight."""
     n = min(n, len(weights))
     chances = weights / weights.sum() if np.count_nonzero(weights) >= n else None
     return rng.choice(len(weights), n, replace=False, p=chances)
 
 
 def replacement_chance(item: Floats, slot: Floats) -> Floats:
-    """The probability that a new image with score `item` takes the place of a stored one with score `slot`."""
+    """Return the probability that a new image with score `item` replaces a stored one with score `slot`."""
     total = (item + 1) + (slot + 1)
     chance: Floats = np.where(total > 0, (slot + 1) / np.where(total > 0, total, 1), 0.0)
     return chance

@@ -10,7 +10,7 @@ from gracecl.memory.reservoir import Memory
 
 
 class HeldOut:
-    """Says which images of the stream are not to be trained on and keeps them, as many of one class as of another.
+    """Choose images of the stream to hold out from training, equally many of each class, and keep them.
 
     The share of a class is the number of slots over that of the classes met, without remainder, so it shrinks as classes come, and
     those above it give way at random where room is needed. Where there are fewer slots than classes, a class has one image as long
@@ -21,11 +21,11 @@ class HeldOut:
         self.memory = memory
 
     def share(self, classes: int) -> int:
-        """Images of each class, when so many classes were met."""
+        """Return the images of each class, for so many classes met."""
         return self.memory.capacity // max(classes, 1)
 
     def rows(self, new: StreamBatch) -> Ints:
-        """Positions in a batch of the stream of the images that are kept from training.
+        """Return positions in a batch of the images that are held out.
 
         In later epochs over a task these are the images that are in the store, which their pixels tell.
         """
@@ -50,7 +50,7 @@ class HeldOut:
         memory.offered += len(new)
 
     def balanced(self, classes: int) -> Ints:
-        """Slots of an equal number of images of each class, when so many were met."""
+        """Return slots of an equal number of images of each class, for so many classes met."""
         labels = self.memory.examples.labels
         return np.flatnonzero(place_in_class(labels) < max(1, self.share(classes)))
 

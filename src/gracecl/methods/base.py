@@ -66,7 +66,7 @@ class Traits:
 
 @dataclass(eq=False, repr=False)
 class Method:
-    """What a part of a learner does at each point of a step. Fields are its hyperparameters."""
+    """A part of a learner: hooks for each point of a step. Fields are its hyperparameters."""
 
     traits: ClassVar[Traits] = Traits()
     """a property where options decide"""
@@ -93,7 +93,7 @@ class Method:
         return Sum(self, other)
 
     def as_learner(self) -> Method:
-        """A learner: itself, unless it is only an addition to one."""
+        """Return a learner: the method itself, or `sgd()` with an addition."""
         return self
 
     @property
@@ -103,7 +103,7 @@ class Method:
 
     @cached_property
     def chain(self) -> Chain:
-        """The learner that the expression means."""
+        """Build the learner that the expression means."""
         return Chain(self)
 
     # Once, before the optimizer is built.
@@ -113,20 +113,20 @@ class Method:
         self.net = net
 
     def optimizer(self, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
-        """Its own optimizer, or None for the run's."""
+        """Return the method's own optimizer, or None for the run's."""
         return None
 
     # At task marks, on streams that have them.
 
     def begin_task(self, progress: Progress) -> None:
-        """Before the first step of a task."""
+        """Prepare for a task, before its first step."""
 
     def closing(self, progress: Progress, memories: Memories, planning: Planning) -> Iterator[Plan]:
-        """Plans of further updates, on memory alone, when a task ends and before `end_task`."""
+        """Yield plans of further updates, on memory alone, when a task ends and before `end_task`."""
         return iter(())
 
     def end_task(self, memories: Memories, progress: Progress) -> TaskValues | None:
-        """After the last step of a task and before its evaluation; returns per-layer values to record.
+        """Finish a task, after its last step and before its evaluation; return per-layer values to record.
 
         On a stream without task marks it is called every so many steps, if `traits.interval` names the option that says how many.
         """
@@ -135,7 +135,7 @@ class Method:
     # One step.
 
     def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
-        """The updates that a batch of the stream leads to, each planned when the one before it is done."""
+        """Yield the updates for a batch of the stream, each planned when the one before it is done."""
         yield Plan({"all": Selection(np.arange(len(new)))})
 
     def prepare(self, batch: Batch) -> None:
@@ -143,18 +143,20 @@ class Method:
         puts what teachers say of them into `batch.targets`."""
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
-        """The terms that this part adds to the objective, `{role/part: [L]}`. Pure: calling it twice gives the same table."""
+        """Return the terms that this part adds to the objective, `{role/part: [L]}`. Pure: calling it twice gives
+        the same table.
+        """
         raise NotImplementedError(f"{type(self).__name__} must say what its losses are")
 
     def adjust(self, table: LossTable, out: Taps, batch: Batch) -> LossTable:
-        """The table of the parts inside, reweighted or rewritten. Pure, as `losses`."""
+        """Return the table of the parts inside, reweighted or rewritten. Pure, as `losses`."""
         return table
 
     def after_backward(self, batch: Batch) -> None:
-        """Sees (and may change) the gradients of the data terms; those of `penalty/…` terms are added after it."""
+        """Look at the gradients of the data terms, or change them; those of `penalty/…` terms are added after it."""
 
     def after_step(self, out: Taps, batch: Batch) -> None:
-        """Once per optimizer step; `batch.keep(...)` stores values beside the new images."""
+        """Act once per optimizer step; `batch.keep(...)` stores values beside the new images."""
 
     def after_batch(self, memories: Memories, new: StreamBatch) -> StreamBatch | None:
         """Once per batch of the stream, after its updates, the outermost part first: what the memory keeps, statistics.
@@ -173,18 +175,18 @@ class Method:
         return "linear_last"
 
     def eval_net(self, net: TappedNet) -> TappedNet:
-        """The net that predicts, given that of the parts inside."""
+        """Return the net that predicts, given that of the parts inside."""
         return net
 
     def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> Fit | None:
-        """Whatever the learner's rules need that training does not, made with the net that predicts; it leaves training untouched.
+        """Prepare what the learner's rules need, with the net that predicts; training stays untouched.
 
         What takes many steps is returned as a fit: predictions are then those of the fit's net, once it is done.
         """
         return None
 
     def rules(self, out: Taps) -> dict[str, Tensor]:
-        """The learner's `{family: scores [L, B, C]}`; higher is better. Unseen classes are ruled out by the caller."""
+        """Return the learner's `{family: scores [L, B, C]}`; higher is better. The caller rules out unseen classes."""
         return {"linear": out.logits}
 
     # Checkpoints and classes that arrive: both follow from `state`.
@@ -243,7 +245,7 @@ class Chain:
         return repr(self.method)
 
     def defining(self, hook: str) -> list[Method]:
-        """The parts that define a hook, from the innermost to the outermost."""
+        """Return the parts that define a hook, from the innermost to the outermost."""
         return [part for part in self.parts if defines(part, hook)]
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
@@ -347,12 +349,14 @@ class Chain:
 
 
 def defines(part: Method, hook: str) -> bool:
-    """Whether a part has a hook of its own, from its class or set on the part itself."""
+    """Return whether a part has a hook of its own, from its class or set on the part itself."""
     return hook in vars(part) or getattr(type(part), hook) is not getattr(Method, hook)
 
 
 def combined(traits: list[Traits]) -> Traits:
-    """The traits of a whole learner; when it trains and in which order it sees images is for the innermost part to say."""
+    """Combine the traits of a learner's parts; the innermost decides when it trains and in which order it sees
+    images.
+    """
     return Traits(
         boundaries=max((of_part.boundaries for of_part in traits), key=STRENGTH.index),
         all_taps=any(of_part.all_taps for of_part in traits),

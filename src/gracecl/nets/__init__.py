@@ -68,7 +68,7 @@ def check(expression: str) -> None:
 
 
 def weights_of(call: spec.Call, given: tuple[tuple[int, ...], int, bool], classes: int) -> int:
-    """How many weights a net would have; nothing is allocated for it."""
+    """Count the weights that a net would have, without allocating them."""
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             planned = TappedNet(spec.construct(nets, call, *given), classes)

@@ -29,7 +29,7 @@ class Piece:
     head: bool
 
     def of(self, value: Tensor) -> Tensor:
-        """This piece of the parameter itself, or of anything of its shape."""
+        """Return this piece of the parameter itself, or of anything of its shape."""
         return (value if self.part is None else value[self.part]).reshape(-1)
 
     @property
@@ -55,24 +55,24 @@ class FlatParameters:
         return self._sizes
 
     def gather(self, value_of: Callable[[nn.Parameter], Tensor]) -> Tensor:
-        """`[P]` from one tensor per parameter, each of the parameter's shape."""
+        """Gather `[P]` from one tensor per parameter, each of the parameter's shape."""
         values = {id(parameter): value_of(parameter) for parameter in self.parameters}
         return torch.cat([piece.of(values[id(piece.parameter)]) for piece in self.pieces])
 
     def vector(self) -> Tensor:
-        """The weights now; gradients flow back into them."""
+        """Return the current weights; gradients flow back into them."""
         return self.gather(lambda parameter: parameter)
 
     def snapshot(self) -> Tensor:
-        """The weights now, as a copy."""
+        """Copy the current weights."""
         return self.vector().detach()
 
     def gradient(self) -> Tensor:
-        """`.grad` of all weights, 0 where there is none."""
+        """Return `.grad` of all weights, 0 where there is none."""
         return self.gather(lambda parameter: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).detach()
 
     def scatter(self, vector: Tensor) -> dict[nn.Parameter, Tensor]:
-        """The way back: for each parameter its entries of the vector, in the parameter's shape."""
+        """Split a vector into one tensor per parameter, in the parameter's shape."""
         return self._scatter(vector, {parameter: torch.empty_like(parameter) for parameter in self.parameters})
 
     def _scatter(self, vector: Tensor, values: dict[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
@@ -96,25 +96,25 @@ class FlatParameters:
         return self.gather(values.__getitem__)
 
     def set_gradient(self, vector: Tensor) -> None:
-        """Put the vector where the optimizer looks; parameters without a gradient stay without, as they have no part in it."""
+        """Write the vector to `.grad`; parameters without a gradient keep none."""
         for parameter, value in self.scatter(vector).items():
             if parameter.grad is not None:
                 parameter.grad.copy_(value)
 
     def by_layer(self, values: Tensor) -> Tensor:
-        """`[L]`: the sum of a vector `[P]` over the entries of each layer."""
+        """Sum a vector `[P]` over the entries of each layer, to `[L]`."""
         if len(self.sizes) == 1:
             return values.sum().unsqueeze(0)
         return torch.stack([part.sum() for part in torch.split(values, self.sizes)])
 
     @property
     def is_head(self) -> Tensor:
-        """`[P]`: True for entries of the classification heads."""
+        """Return `[P]`: True for entries of the classification heads."""
         return torch.cat([torch.full((piece.size,), piece.head, device=piece.parameter.device) for piece in self.pieces])
 
 
 def find_pieces(net: TappedNet, shape: tuple[int, ...]) -> list[Piece]:
-    """Every trainable parameter with its layer; stacked ones fall into one piece per layer."""
+    """Find every trainable parameter's layer; stacked ones are split into one piece per layer."""
     stacked = {
         id(parameter): module
         for module in net.modules()
@@ -136,7 +136,7 @@ def find_pieces(net: TappedNet, shape: tuple[int, ...]) -> list[Piece]:
 
 
 def first_taps(net: TappedNet, shape: tuple[int, ...]) -> dict[int, int]:
-    """`{id of a parameter: first tap that depends on it}`, by one small pass and a gradient per tap.
+    """Return `{id of a parameter: first tap that depends on it}`, by one small pass and a gradient per tap.
 
     The pass runs on weights with a little noise, so that those which start at zero do not hide what lies behind them, and in
     evaluation mode, so that no statistics move.

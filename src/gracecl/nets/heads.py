@@ -56,17 +56,17 @@ def use_cosine_head(net: TappedNet, scale: float, keep_relu: bool) -> CosineHead
 
 
 class HeldRows:
-    """Rows of a head that an optimizer's step leaves alone. Momentum and weight decay move every row, so these are put back."""
+    """Hold rows of a head fixed in a step. Momentum and weight decay move every row, so these are put back."""
 
     def __init__(self, head: StackedLinear) -> None:
         self.parameters = [value for value in (head.weight, head.bias) if value is not None]
 
     def remember(self) -> None:
-        """Before the step."""
+        """Copy the rows before the step."""
         self.before = [value.detach().clone() for value in self.parameters]
 
     @torch.no_grad()
     def put_back(self, moving: Tensor) -> None:
-        """After the step: the rows of all classes but those marked in `moving [C]` are what they were, to the bit."""
+        """Restore, after the step, the rows of all classes but those marked in `moving [C]`, to the bit."""
         for value, before in zip(self.parameters, self.before, strict=True):
             value.copy_(torch.where(moving, value, before))

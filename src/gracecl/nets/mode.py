@@ -10,7 +10,7 @@ from torch import nn
 
 @contextmanager
 def in_mode(net: nn.Module, training: bool) -> Iterator[None]:
-    """The net in training or in evaluation mode; every part of it is afterwards in the mode it was in."""
+    """Set training or evaluation mode for the block; restore every module's mode afterwards."""
     modes = [(module, module.training) for module in net.modules()]
     net.train(training)
     try:

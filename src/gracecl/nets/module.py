@@ -49,7 +49,8 @@ def tap(
     embedding: int | None = None,
     pool: Pool = "auto",
 ) -> TappedNet:
-    """The model with a classifier at each tap; `net(x)` takes what the model takes, `net.backbone.names` says where it is tapped.
+    """Return the model with a classifier at each tap; `net(x)` takes what the model takes, `net.backbone.names`
+    lists the taps.
 
     `at` names modules as `model.named_modules()` does; without it the last of the model's blocks and evenly spaced ones before it
     are tapped, at most `taps`. `example` is an input or its shape, batch first, for models from which it cannot be guessed. `pool`
@@ -173,7 +174,7 @@ class ModuleBackbone(Backbone):
 
 
 class Reader(nn.Module):
-    """One tap's way from what a module returns to a vector: pooled, tokens through a norm, mapped where the width differs."""
+    """Turn a module's output at one tap into a vector: pooled, tokens normalised, mapped where the width differs."""
 
     def __init__(self, kind: str, width: int, common: int) -> None:
         super().__init__()
@@ -195,7 +196,7 @@ class Reader(nn.Module):
 
 
 class Enough(BaseException):
-    """Leaves a model's forward once the last tap was read. Not an Exception, which a model might catch."""
+    """Leave a model's forward once the last tap was read. Not an Exception, which a model might catch."""
 
 
 @contextmanager
@@ -219,7 +220,7 @@ def lone_values_allowed(model: nn.Module, batch: int) -> Iterator[None]:
 
 
 class DryRun(NamedTuple):
-    """What a forward on an example did."""
+    """Record of a forward on an example."""
 
     x: Tensor
     finished: list[str]
@@ -229,7 +230,7 @@ class DryRun(NamedTuple):
 
 
 def dry_run(model: nn.Module, example: Tensor | Sequence[int] | None) -> DryRun:
-    """A forward on two copies of the example, in evaluation mode; every part of the model is afterwards in the mode it was in."""
+    """Run a forward on two copies of the example, in evaluation mode; restore every module's mode afterwards."""
     weight = next(model.parameters(), torch.empty(0))
     reasons = []
     for x in [torch.zeros(shape) for shape in guesses(model)] if example is None else [one_input(example)]:
@@ -250,7 +251,7 @@ def dry_run(model: nn.Module, example: Tensor | Sequence[int] | None) -> DryRun:
 
 
 def one_input(example: Any) -> Tensor:
-    """The first input of an example, or zeros of the shape that it is."""
+    """Return the first input of an example, or zeros of the given shape."""
     if isinstance(example, np.ndarray):
         example = torch.from_numpy(example)
     if isinstance(example, Tensor) and example.ndim > 0:
@@ -267,7 +268,7 @@ def one_input(example: Any) -> Tensor:
 
 
 def guesses(model: nn.Module) -> list[tuple[int, ...]]:
-    """Shapes that the model's first layer would take."""
+    """Return shapes that the model's first layer would take."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             return [(1, module.in_channels, side, side) for side in SIZES]
@@ -297,7 +298,7 @@ def watched(model: nn.Module, x: Tensor) -> DryRun:
 
 
 def tensor_of(output: Any) -> Tensor:
-    """The hidden state in what a module returned: itself, an entry called `last_hidden_state`, or the first tensor in it."""
+    """Return the hidden state in a module's output: itself, its entry `last_hidden_state`, or its first tensor."""
     if isinstance(output, Mapping):
         output = [output.get("last_hidden_state"), *output.values()]
     if isinstance(output, (tuple, list)):
@@ -308,7 +309,7 @@ def tensor_of(output: Any) -> Tensor:
 
 
 def readable(run: DryRun, name: str) -> Tensor:
-    """The features that a module gave, if they are some."""
+    """Return the features of a module, or say why it has none."""
     output = run.outputs[name]
     try:
         tensor = tensor_of(output)
@@ -331,7 +332,7 @@ def is_readable(run: DryRun, name: str) -> bool:
 
 
 def choose_pool(model: nn.Module, run: DryRun, name: str, output: Tensor, pool: Pool) -> str:
-    """How a tap makes vectors of what its module returns."""
+    """Choose how a tap pools its module's output."""
     if output.ndim == 2:
         return "vector"
     if pool == "class" and output.ndim != 3:
@@ -350,7 +351,7 @@ def choose_pool(model: nn.Module, run: DryRun, name: str, output: Tensor, pool: 
 
 
 def named(model: nn.Module, run: DryRun, names: list[str]) -> list[str]:
-    """The names, checked, in the order in which the modules finish."""
+    """Check the names and return them in the order in which the modules finish."""
     if not names:
         raise UserError("at= names no module to tap; leave it out to have evenly spaced blocks tapped")
     known = [name for name, _ in model.named_modules() if name]
@@ -370,7 +371,7 @@ def named(model: nn.Module, run: DryRun, names: list[str]) -> list[str]:
 
 
 def evenly_spaced(places: list[str], taps: int) -> list[str]:
-    """The last, and others at equal distances before it, rather deeper where they do not come out even."""
+    """Return the last, and others at equal distances before it; deeper ones where that is uneven."""
     taps = min(taps, len(places))
     return [places[math.ceil((number + 1) * len(places) / taps) - 1] for number in range(taps)]
 
@@ -380,12 +381,12 @@ def last_place(run: DryRun) -> dict[str, int]:
 
 
 def first_line(error: BaseException) -> str:
-    """What somebody else's error says, short enough to stand in a sentence."""
+    """Shorten another library's error to fit into a sentence."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def optional_package(name: str, extra: str, what: str) -> ModuleType:
-    """A package that one of gracecl's extras installs."""
+    """Import a package that one of gracecl's extras installs."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -399,7 +400,7 @@ def optional_package(name: str, extra: str, what: str) -> ModuleType:
 
 
 def found_blocks(model: nn.Module, run: DryRun) -> list[str]:
-    """The blocks or stages that most of the model's layers are in, in the order in which they finish.
+    """Find the blocks or stages that hold most of the model's layers, in the order in which they finish.
 
     Children of one module are a list of blocks if they hold at least half of the layers that ran. The outermost list of at least
     four is taken, else the longest. A final linear layer that gives the model's output is its head and not a block.
@@ -429,7 +430,7 @@ def blocks_and_output(model: nn.Module, run: DryRun) -> list[str]:
 
 
 def blocks_of(model: nn.Module, run: DryRun, parent: str, head: str) -> dict[str, str]:
-    """`{where to tap: the block's layer or the block}` of a module's children.
+    """Return `{where to tap: the block's layer or the block}` of a module's children.
 
     Children with layers inside are blocks. Where there is at most one, each child that is a layer begins a block that lasts until
     the next, and is tapped at its end: the activation or pooling after a convolution.
@@ -456,12 +457,12 @@ def blocks_of(model: nn.Module, run: DryRun, parent: str, head: str) -> dict[str
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Whether the module is one layer with weights: a convolution or a linear map, not a norm."""
+    """Return whether the module is one layer with weights: a convolution or a linear map, not a norm."""
     return not list(module.children()) and any(weight.ndim > 1 for weight in module.parameters(recurse=False))
 
 
 def gives_the_result(model: nn.Module, run: DryRun, name: str) -> bool:
-    """Whether a linear layer's output is what the model returns."""
+    """Return whether a linear layer's output is what the model returns."""
     if not isinstance(model.get_submodule(name), nn.Linear) or not is_readable(run, ""):
         return False
     return run.outputs[name] is tensor_of(run.outputs[""])

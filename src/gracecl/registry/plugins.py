@@ -53,7 +53,7 @@ class Plugin:
     def find(cls, name: str) -> Plugin:
         file = Path(name).resolve()
         if file.suffix == ".py":
-            read_file(file)  # one that cannot be read is told of by the name that was given
+            read_file(file)  # an unreadable one is reported under the name that was given
             return cls(str(file), file)
         *around, module = _files_of(name, _places_of(name))
         if module is None:

@@ -46,7 +46,7 @@ OF_THE_NET, PROGRAM = "net.", "program"
 
 
 class Predictor(nn.Module):
-    """Raw images in, scores of the seen classes out."""
+    """Map raw inputs to scores of the seen classes."""
 
     def __init__(self, engine: Engine, rule: str | None = None) -> None:
         super().__init__()
@@ -61,7 +61,9 @@ class Predictor(nn.Module):
 
 
 def export_run(folder: Path, file: Path, rule: str | None = None) -> str:
-    """The learner at the end of a run, in the format that the file's name says; what was written, in a sentence."""
+    """Export the learner at the end of a run, in the format of the file's name; return what was written, in a
+    sentence.
+    """
     work = Work.begun(folder)
     saved = folder / "checkpoint.safetensors"
     if not work.finished or not saved.exists():
@@ -76,7 +78,7 @@ def export_run(folder: Path, file: Path, rule: str | None = None) -> str:
 
 
 def export(engine: Engine, file: Path, rule: str | None, about: dict[str, Any]) -> str:
-    """The engine's predictor or, as safetensors, its net."""
+    """Export the engine's predictor or, as safetensors, its net."""
     predictor = Predictor(engine, rule)
     net, inputs = predictor.net, predictor.net.inputs.images
     images = torch.from_numpy(rng.generator("images to compare on").integers(0, 256, (CHECKED, *inputs.shape), np.uint8))
@@ -119,11 +121,11 @@ def export(engine: Engine, file: Path, rule: str | None, about: dict[str, Any]) 
 
 
 class CannotRebuild(UserError):
-    """A net is not what its expression makes."""
+    """The net differs from what its expression makes."""
 
 
 class AsFunction(nn.Module):
-    """A net as a function of its weights and of raw images; it keeps neither."""
+    """A net as a function of its weights and raw inputs; it keeps neither."""
 
     def __init__(self, net: TappedNet, inputs: Inputs) -> None:
         super().__init__()
@@ -136,7 +138,7 @@ class AsFunction(nn.Module):
 
 
 def write_net(file: Path, net: TappedNet, images: Tensor, means: Tensor | None, about: dict[str, Any]) -> None:
-    """Parameters and buffers by name, the class means if there are any, and in the header what the net is made of.
+    """Write parameters and buffers by name, class means if there are any, and in the header what the net is made of.
 
     With them, as bytes, the program that computes with them: whoever has PyTorch can use the net, without this library.
     """
@@ -156,7 +158,7 @@ def write_net(file: Path, net: TappedNet, images: Tensor, means: Tensor | None, 
 
 
 def load_net(file: str | Path) -> TappedNet:
-    """The net that `write_net` wrote, in evaluation mode; it takes images that `net.inputs.normalise` made of raw ones.
+    """Load the net that `write_net` wrote, in evaluation mode; it takes what `net.inputs.normalise` made of raw inputs.
 
     A net whose heads or layers were changed by its method cannot be made anew; the program in the file computes it all the same.
     """
@@ -182,7 +184,7 @@ def _inputs(about: dict[str, Any]) -> Images:
 
 
 def _run_program(file: Path, images: Tensor) -> Tensor:
-    """The logits of the program that a file of weights holds."""
+    """Return the logits of the program that a file of weights holds."""
     tensors = dict(sorted(load_file(file).items()))
     program = torch.export.load(io.BytesIO(zlib.decompress(tensors[PROGRAM].numpy().tobytes()))).module()
     logits: Tensor = program({name: value for name, value in tensors.items() if name.startswith(OF_THE_NET)}, images)[0]
@@ -190,7 +192,7 @@ def _run_program(file: Path, images: Tensor) -> Tensor:
 
 
 def _exported(module: nn.Module, example: tuple[Any, ...], free: tuple[Any, ...]) -> torch.export.ExportedProgram:
-    """The module as a program; `free` says which sizes of its arguments may change."""
+    """Export a module as a program; `free` says which sizes of its arguments may change."""
     with torch.no_grad():
         return torch.export.export(module, example, dynamic_shapes=free, strict=False)
 
@@ -228,7 +230,7 @@ def _need(*modules: str) -> None:
 
 
 def _compare(found: Tensor, wanted: Tensor, file: Path) -> None:
-    """What cannot be trusted is not kept."""
+    """Delete an exported file whose outputs differ from the learner's."""
     finite = wanted.isfinite()
     scale = float(wanted[finite].abs().max().clamp(min=1.0)) if finite.any() else 1.0
     off = float((found.cpu() - wanted.cpu())[finite.cpu()].abs().max()) if finite.any() else 0.0

@@ -36,7 +36,7 @@ from gracecl.terminal import print_err
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """What a run found, under one inference rule: the method's own, or another by `under`."""
+    """Results of a run under one inference rule: the method's own, or another by `under`."""
 
     config: RunConfig
     """what was asked for"""
@@ -50,13 +50,13 @@ class Result:
 
     @classmethod
     def read(cls, folder: str | Path) -> Result:
-        """Of a run's folder."""
+        """Read the result in a run's folder."""
         record = report.read_run(as_path(folder, "folder"))
         work = Work.begun(record.path)
         return cls(work.config, record, record.path, record.rule, work.stopped)
 
     def under(self, rule: str) -> Result:
-        """The same run under another of its rules."""
+        """Return the same run under another of its rules."""
         if not isinstance(rule, str) or rule not in self.rules:
             raise UserError(f"unknown rule '{rule}'{nearest(str(rule), self.rules)} (this run has: {', '.join(self.rules)})")
         return replace(self, rule=rule)
@@ -90,7 +90,7 @@ class Result:
         return step_rows(self.record)
 
     def to_pandas(self, what: Literal["evaluations", "steps"] = "evaluations") -> Any:
-        """The evaluations or the steps as a pandas DataFrame."""
+        """Return the evaluations or the steps as a pandas DataFrame."""
         if what not in ("evaluations", "steps"):
             raise UserError(f"a result has the tables evaluations and steps, not '{what}'")
         return frame(getattr(self, what))
@@ -170,7 +170,7 @@ def run(
 
 
 def _words(given: Any, name: str, what: str) -> list[str]:
-    """One word, or several."""
+    """Return one word or several as a list."""
     words = [given] if isinstance(given, str | Path) else given
     if not isinstance(words, Sequence) or not all(isinstance(word, str | Path) for word in words):
         raise UserError(f"{name} is {what}, not a {type(given).__name__}")
@@ -180,7 +180,8 @@ def _words(given: Any, name: str, what: str) -> list[str]:
 def configuration(
     method: str, defaults: str = published.DEFAULT, epochs: int | None = None, **options: Any
 ) -> tuple[RunConfig, str]:
-    """A configuration of options by their names, filled in from a set of published values; and what was taken from it, in a line.
+    """Build a configuration from options by name, completed from a set of published values; also return what was
+    taken, in a line.
 
     An option that is None is one not given.
     """

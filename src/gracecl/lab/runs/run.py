@@ -50,13 +50,13 @@ LATE_FILES = "plugin_files"
 
 @dataclass(frozen=True)
 class RunConfig(RunOptions, Recipe):
-    """A recipe, the stream it learns from, and how often to look."""
+    """A recipe, its stream, and how often to evaluate and save."""
 
     plugin_code: str | None = None
     """digest of the source of the run's plugins, which says what its names mean; None without any"""
 
     def canonical(self) -> RunConfig:
-        """The same configuration in its own words: `GRACE` and `grace(mose())` are one."""
+        """Return the configuration with canonical expressions: `GRACE` becomes `grace(mose())`."""
         method = self.method if is_opaque(self.method) else repr(spec.parse_method(self.method))
         return replace(self, method=method, stream=streams.from_anywhere(self.stream), device=str(device_of(self.device)))
 
@@ -65,13 +65,13 @@ class RunConfig(RunOptions, Recipe):
         return f"{self.method}, seed {self.seed}"
 
     def folder(self, out: Path) -> Path:
-        """`<out>/<stream>/<method>/<hash>/<seed>`; the hash tells configurations apart, whatever their seed."""
+        """Return `<out>/<stream>/<method>/<hash>/<seed>`; the hash identifies the configuration without its seed."""
         return out / as_name(self.stream) / as_name(self.method) / run_name(asdict(self))
 
 
 @dataclass(frozen=True)
 class Work:
-    """A run to carry out: its configuration, its folder, and where its data and the user's own code are."""
+    """A run to execute: its configuration, its folder, and where its data and plugins are."""
 
     config: RunConfig
     folder: Path
@@ -90,7 +90,7 @@ class Work:
         plugins: tuple[str, ...] = (),
         live: Live | None = None,
     ) -> Work:
-        """A configuration in its place below `out`, where an earlier attempt may have begun it."""
+        """Place a configuration below `out`, where an earlier attempt may have begun it."""
         with in_use(plugins) as code:
             config = replace(config.canonical(), plugin_code=code.digest)
         work = cls(config, config.folder(without_nul(out)), data_root, code.names, live or Live())
@@ -99,7 +99,7 @@ class Work:
 
     @classmethod
     def begun(cls, folder: Path, data_root: str | Path | None = None, plugins: tuple[str, ...] = ()) -> Work:
-        """The run that a folder holds, with the data and the plugins it noted there unless others are given."""
+        """Read the run in a folder, with the data and plugins noted there unless others are given."""
         file = folder / "config.json"
         try:
             written = report.read_config(folder) if report.line_for(folder) else read_sealed(file)
@@ -131,19 +131,19 @@ class Work:
         return number if isinstance(number, int) else None
 
     def in_its_layout(self) -> RunConfig:
-        """The configuration with the layout that the run was begun with and keeps, whatever this CPU would take by itself."""
+        """Return the configuration with the layout that the run began with, whatever this CPU would choose."""
         layout = self._begun_with("layout_used")
         return replace(self.config, layout=layout) if layout in ("contiguous", "channels_last") else self.config
 
     def _begun_with(self, name: str) -> Any:
-        """What config.json says that a run became; None before it was begun."""
+        """Return a value that config.json recorded when the run began; None before that."""
         try:
             return read_sealed(self.folder / "config.json").get(name)
         except (OSError, UserError):
             return None
 
     def run(self, watch: Watch | None = None, threads: int | None = None, callbacks: Callbacks | None = None) -> Path:
-        """To its end from the last checkpoint, or from the beginning if there is none; `threads` are for a run that begins.
+        """Execute the run to its end, from the last checkpoint if there is one; `threads` applies to a run that begins.
 
         A callback may stop it earlier: then everything is saved, and the folder notes where and why (`stopped`).
         """
@@ -166,13 +166,13 @@ class Work:
 
     @contextmanager
     def own_code(self) -> Iterator[Code]:
-        """The run's plugins in use, and no others, if they still are the code that it began with."""
+        """Activate the run's plugins and no others, if they are still the code it began with."""
         self.check_code()
         with in_use(self.plugins) as code:
             yield code
 
     def check_code(self) -> None:
-        """Refuse plugins that are not what they were when the run began; none of them is executed for it."""
+        """Refuse plugins that were changed since the run began, without executing them."""
         began_with, named = self.config.plugin_code, ", ".join(self.plugins)
         if named and began_with is None:
             raise UserError(
@@ -213,7 +213,9 @@ def build(
     callbacks: Callbacks | None = None,
     live: Live | None = None,
 ) -> Trainer:
-    """Everything a configuration names, put together and at its first step; of an earlier record it keeps what `Recorder` says."""
+    """Build the trainer of a configuration at its first step; `kept` is what a checkpoint counts on of an earlier
+    record.
+    """
     engine, stream = learner_and_stream(config, data_root, live)
     name_unfit_augmentation(config.augment, engine.method, engine.net.inputs)
     name_flat_images(config.augment, engine.method, stream.batch(0).x)
@@ -221,7 +223,7 @@ def build(
 
 
 def learner_and_stream(config: RunConfig, data_root: str | Path | None = None, live: Live | None = None) -> tuple[Engine, Stream]:
-    """What a configuration learns with, at its first step, and what it learns from, both on the learner's device."""
+    """Build the engine of a configuration at its first step, and its stream, both on the engine's device."""
     stream = streams.build(config.stream, config.seed, data_root)
     streams.check_evaluations(stream)
     data = stream.data
@@ -268,7 +270,7 @@ def _train(work: Work, code: Code, watch: Watch, threads: int | None, callbacks:
 
 
 def load_checkpoint(saved: Path, config: RunConfig) -> dict[str, Any]:
-    """What `_finish` saved of a run with this configuration, every part of its kind."""
+    """Load what `_finish` saved of a run with this configuration, and check every part."""
     state = checkpoint.load(saved)
     if not isinstance(state, dict) or "trainer" not in state:
         raise UserError(f"{saved} is not the checkpoint of a run; delete it to start this run anew")
@@ -291,7 +293,7 @@ def load_checkpoint(saved: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def _restore(trainer: Trainer, state: dict[str, Any], saved: Path) -> None:
-    """Put the trainer where the checkpoint was made."""
+    """Restore the trainer from a checkpoint."""
     if state["stream_hash"] != trainer.stream.hash:
         raise UserError(f"the data changed since {saved} was written, so the run cannot continue; start it anew in another --out")
     try:
@@ -305,7 +307,7 @@ def _restore(trainer: Trainer, state: dict[str, Any], saved: Path) -> None:
 
 
 def _compare(config: RunConfig, saved_with: dict[str, Any], saved: Path) -> None:
-    """A checkpoint continues the configuration that it was made with, and no other."""
+    """Refuse a checkpoint of another configuration."""
     now = asdict(config)
     for name, before in saved_with.items():
         if now.get(name) != before:
@@ -316,7 +318,7 @@ def _compare(config: RunConfig, saved_with: dict[str, Any], saved: Path) -> None
 
 
 def _late_files(folder: Path) -> Files:
-    """What the run in a folder had loaded from its plugins' folders, beyond what their digest covers, when it last saved."""
+    """Return files outside the digest that the run's plugins had loaded when it last saved."""
     match checkpoint.peek(folder / CHECKPOINT, LATE_FILES):
         case [*files] if all(isinstance(known, dict) for known in files):
             return files
@@ -324,7 +326,7 @@ def _late_files(folder: Path) -> Files:
 
 
 def _finish(trainer: Trainer, config: RunConfig, code: Code, saved: Path, watch: Watch) -> None:
-    """Step to the end of the stream, saving now and then, and when somebody asks to stop."""
+    """Step to the end of the stream; save regularly, and when asked to stop."""
     constant = {
         "config": {name: value for name, value in asdict(config).items() if name not in NO_EFFECT_ON_RESULTS},
         "stream_hash": trainer.stream.hash,
@@ -370,19 +372,19 @@ def _finish(trainer: Trainer, config: RunConfig, code: Code, saved: Path, watch:
 
 
 def _note_peak(trainer: Trainer) -> None:
-    """The most memory that the run took so far, also before it was resumed."""
+    """Note the run's peak memory so far, over resumes."""
     device = trainer.engine.device
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory()
     trainer.timing.peak_bytes = max(trainer.timing.peak_bytes, peak)
 
 
 def snapshot_file(folder: Path, ended: int) -> Path:
-    """Where the net is kept as it was when so many tasks had ended; 0 is before the first step."""
+    """Return the file of the net after `ended` tasks; 0 is before the first step."""
     return folder / "snapshots" / f"{ended}.safetensors"
 
 
 def write_snapshot(folder: Path, ended: int, config: RunConfig, net: nn.Module) -> None:
-    """Parameters and buffers by name, in one layout whatever the net's, so that the same net gives the same bytes."""
+    """Save parameters and buffers by name, in one layout whatever the net's, so that equal nets give equal bytes."""
     file = snapshot_file(folder, ended)
     file.parent.mkdir(exist_ok=True)
     tensors = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in net.state_dict().items()}
@@ -390,7 +392,7 @@ def write_snapshot(folder: Path, ended: int, config: RunConfig, net: nn.Module) 
 
 
 def about_snapshot(config: RunConfig, ended: int) -> dict[str, Any]:
-    """What a snapshot says of itself."""
+    """Return the header of a snapshot."""
     return {"run": run_name(asdict(config)), "ended": ended}
 
 
@@ -399,7 +401,7 @@ def resume_command(folder: Path) -> str:
 
 
 def _write_config(work: Work, trainer: Trainer) -> None:
-    """What was asked for and what it became, for the report and for whoever finds the folder."""
+    """Write config.json: what was asked for and what it became."""
     engine = trainer.engine
     described: dict[str, Any] = {
         **{name: value for name, value in asdict(work.config).items() if (name, value) != ("plugin_code", None)},
@@ -425,7 +427,7 @@ def _write_config(work: Work, trainer: Trainer) -> None:
 
 
 def commit() -> str | None:
-    """The commit of the source tree that is running, with a mark if it was changed since; None for an installed package."""
+    """Return the commit of the running source tree, marked if it was changed since; None for an installed package."""
 
     def git(*arguments: str) -> str:
         options = {"cwd": Path(__file__).parent, "capture_output": True, "text": True, "timeout": 10, "check": True}
@@ -440,7 +442,7 @@ def commit() -> str | None:
 
 @contextmanager
 def with_threads(number: int) -> Iterator[None]:
-    """Sums are split among threads, so a run keeps to the number it began with: that is part of "the same bits"."""
+    """Set torch's threads for the block: sums are split among them, so a run keeps its number to keep its bits."""
     check_threads(number)
     before = torch.get_num_threads()
     torch.set_num_threads(number)
