@@ -19,6 +19,7 @@ _HOME = {
     "UserError": "gracecl.errors",
     "from_arrays": "gracecl.data",
     "load_runs": "gracecl.lab.report.frames",
+    "merge": "gracecl.merging",
     "run": "gracecl.lab.runs.result",
     "stream": "gracecl.streams",
     "tap": "gracecl.nets.module",
@@ -37,6 +38,7 @@ __all__ = [
     "Wrapper",
     "from_arrays",
     "load_runs",
+    "merge",
     "run",
     "stream",
     "tap",
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from gracecl.lab.runs.result import Result, run
     from gracecl.lab.runs.run import RunConfig
     from gracecl.learner import Learner
+    from gracecl.merging import merge
     from gracecl.methods.base import Method, Wrapper
     from gracecl.nets.module import tap
     from gracecl.streams import stream

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutant import of, within
 
-FOUND_IN = "oracle/test_closed.py golden/test_golden_closed.py"
+FOUND_IN = "oracle/test_closed.py golden/test_golden_closed.py test_merging.py"
 
 CLOSED = [
     *of(
@@ -21,12 +21,9 @@ CLOSED = [
         ),
         within(
             "Sums.merge",
-            ("self.scatter += (weight[:, None] * apart).transpose(1, 2) @ apart", "self.scatter += apart.transpose(1, 2) @ apart"),
-            (
-                "self.scatter[:, some] += weight[:, None, None] * apart[..., None] * apart[..., None, :]",
-                "self.scatter[:, some] += apart[..., None] * apart[..., None, :]",
-            ),
-            ("self.scatter += other.scatter", "self.scatter = self.scatter.clone()"),
+            ("(weight[:, None] * apart).transpose(1, 2) @ apart", "apart.transpose(1, 2) @ apart"),
+            ("weight[:, None, None] * apart[..., None] * apart[..., None, :]", "apart[..., None] * apart[..., None, :]"),
+            ("some if numbers is None else numbers[some]", "some"),
         ),
         within(
             "Sums._take_in",
@@ -147,10 +144,16 @@ CLOSED = [
             ("self.refreshed.known.to(h.device)[y].nonzero().squeeze(1)", "torch.arange(len(y))"),
         ),
         within("Closed.covariance", ("images - len(self.sums.met)", "images")),
-        within("Closed.merge", ("self.held_out.merge(other.held_out)", "pass")),
+        within("Closed.merge", ("self.held_out.merge(other.held_out, numbers)", "pass")),
         within("Closed.solve", ("self.ridge(self.all_sums)", "self.ridge(self.sums)")),
         within("Closed.rules", ("scores / TEMPERATURES.to(scores.device)[best][:, None, None]", "scores")),
         within("Closed.rules", ("of_each.logsumexp(dim=1)", "of_each.sum(dim=1)")),
+    ),
+    *of(
+        "merging.py",
+        "test_merging.py",
+        within("merge", ("mine.images_seen += other.images_seen", "pass"), ("not same_trunk(a, b)", "False")),
+        within("same_trunk", ("torch.equal(value, two[name].to(value.device))", "True")),
     ),
     *of("methods/acil.py", FOUND_IN, within("ACIL.closed", ('"relu"', '"sigmoid"'), ("False", "True"))),
     *of("methods/gacl.py", FOUND_IN, within("GACL.closed", ('"relu"', '"sigmoid"'), ("False", "True"))),
@@ -186,7 +189,7 @@ CLOSED = [
             ("self.powered(self.plain.means[:, self.sums.met])", "self.sums.means[:, self.sums.met]"),
             ("means if self.unit else F.normalize(means, dim=-1)", "F.normalize(means, dim=-1)"),
         ),
-        within("FeCAM.merge", ("self.plain.merge(other.plain)", "pass")),
+        within("FeCAM.merge", ("self.plain.merge(other.plain, numbers)", "pass")),
         within("FeCAM.rules", ("self.whitening.transpose(2, 3)", "self.whitening")),
     ),
 ]

@@ -52,15 +52,16 @@ class Sums:
             own = rows[:, torch.from_numpy(np.flatnonzero(of_row == number)).to(rows.device)]
             self.scatter[:, label].baddbmm_(own.transpose(1, 2), own)
 
-    def merge(self, other: Sums) -> None:
-        """Add the images that another set of sums is of."""
-        some = other.counts.nonzero().squeeze(1)
-        apart, weight = self._take_in(some, other.counts[some], other.means[:, some])
-        self.scatter += other.scatter
+    def merge(self, other: Sums, numbers: Tensor | None = None) -> None:
+        """Add the images that another set of sums is of. `numbers [C']` are the classes of its columns here; None is the same."""
+        some = other.met
+        own = some if numbers is None else numbers[some]
+        apart, weight = self._take_in(own, other.counts[some], other.means[:, some])
         if self.scatter.ndim == 3:
-            self.scatter += (weight[:, None] * apart).transpose(1, 2) @ apart
+            self.scatter += other.scatter + (weight[:, None] * apart).transpose(1, 2) @ apart
         else:
-            self.scatter[:, some] += weight[:, None, None] * apart[..., None] * apart[..., None, :]
+            between = weight[:, None, None] * apart[..., None] * apart[..., None, :]
+            self.scatter[:, own] += other.scatter[:, some] + between
 
     def _take_in(self, classes: Tensor, counts: Tensor, means: Tensor) -> tuple[Tensor, Tensor]:
         """Move counts and means; return how far the new means were from the old ones, and the weight of that in the scatter."""

@@ -212,11 +212,11 @@ class Closed(ClosedForm):
         own = log_p.gather(-1, y[rows].expand(*log_p.shape[:2], -1)[..., None]).squeeze(-1)
         self.log_losses = DECAY * self.log_losses - own.sum(dim=-1).T
 
-    def merge(self, other: ClosedForm) -> None:
+    def merge(self, other: ClosedForm, numbers: Tensor | None = None) -> None:
         if not isinstance(other, Closed) or not torch.equal(self.gammas, other.gammas):
             raise UserError(f"{self.name}: the learners have maps of other widths; give both the same gamma")
-        super().merge(other)
-        self.held_out.merge(other.held_out)
+        super().merge(other, numbers)
+        self.held_out.merge(other.held_out, numbers)
         self.log_losses = self.log_losses + other.log_losses
         if self.interval:
             self.refreshed = self.solve()

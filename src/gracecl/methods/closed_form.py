@@ -58,9 +58,12 @@ class ClosedForm(Method):
         check_room(BYTES_OF_A_DOUBLE * numbers, f"sums over {size} projections", "use fewer projections")
         return Sums(layers, classes, size, self.net.classifier.weight.device, each_class)
 
-    def merge(self, other: ClosedForm) -> None:
-        """Add what another learner with the same options and the same net has learned."""
-        self.sums.merge(other.sums)
+    def merge(self, other: ClosedForm, numbers: Tensor | None = None) -> None:
+        """Add what another learner with the same options and the same net has learned.
+
+        `numbers [C']` are its classes as they are numbered here; None is the same.
+        """
+        self.sums.merge(other.sums, numbers)
 
 
 @dataclass(eq=False, repr=False)

@@ -78,10 +78,10 @@ class FeCAM(ClosedForm):
         self.plain.add(z, labels)
         self.sums.add(self.powered(z), labels)
 
-    def merge(self, other: ClosedForm) -> None:
-        super().merge(other)
+    def merge(self, other: ClosedForm, numbers: Tensor | None = None) -> None:
+        super().merge(other, numbers)
         if isinstance(other, FeCAM):
-            self.plain.merge(other.plain)
+            self.plain.merge(other.plain, numbers)
 
     def covariances(self) -> Tensor:
         """`[L, K, D, D]` of the classes met, before they are shrunk; of `common`, K is 1."""

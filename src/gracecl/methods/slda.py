@@ -74,5 +74,5 @@ class AsPublished(Closed):
         sums.add(h, labels)
         sums.scatter = scatter
 
-    def merge(self, other: ClosedForm) -> None:
+    def merge(self, other: ClosedForm, numbers: Tensor | None = None) -> None:
         raise UserError("slda(reference=True) depends on the order of its images, so two of them cannot be merged; leave it out")
