@@ -34,7 +34,7 @@ def merge(a: Learner, b: Learner) -> Learner:
     if not same_trunk(a, b):
         raise UserError("the learners have different nets, so that their features mean different things; merge two of the same net")
     if merged.labels.counted != b.labels.counted:
-        raise UserError(f"the learners have {a.classes} and {b.classes} declared classes; merge two of the same, or leave classes= out")
+        raise UserError(f"the learners have {a.classes} and {b.classes} declared classes; give both the same classes=, or none")
     met = np.array(other.progress.seen, np.int64)
     numbers = torch.zeros(other.net.classes, dtype=torch.int64)
     numbers[met] = torch.from_numpy(merged.labels.learned(b.labels.named(met)))

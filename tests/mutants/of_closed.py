@@ -150,6 +150,18 @@ CLOSED = [
         within("Closed.rules", ("of_each.logsumexp(dim=1)", "of_each.sum(dim=1)")),
     ),
     *of(
+        "nets/closed_rule.py",
+        "oracle/test_replay.py",
+        within(
+            "closed_rule",
+            ("torch.zeros_like(nothing.bias)", "nothing.bias"),
+            ("sums.within / sums.images", "sums.within"),
+            ("sums.images - len(sums.met)", "sums.images"),
+            ("forms.Ridge(sums, intercept=True)", "forms.Ridge(sums, intercept=False)"),
+        ),
+    ),
+    *of("nets/identity.py", "oracle/test_nets.py", within("Identity.forward", ("x.flatten(1)", "x.flatten(1).relu()"))),
+    *of(
         "merging.py",
         "test_merging.py",
         within("merge", ("mine.images_seen += other.images_seen", "pass"), ("not same_trunk(a, b)", "False")),

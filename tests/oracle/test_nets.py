@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gracecl import nets, rng
+from gracecl import Learner, nets, rng
 from gracecl.engine.recipe import taps_for
 from gracecl.errors import UserError
 from gracecl.inputs import Images
@@ -19,8 +19,10 @@ from gracecl.methods.er import ER
 from gracecl.methods.grace import Grace
 from gracecl.methods.mose import MOSE
 from gracecl.nets.class_means import class_means
+from gracecl.nets.identity import identity
 from gracecl.nets.resnet import Conv3x3, Gate, ResNet18, enlarge, separable_down
 from gracecl.nets.tapped import StackedLinear, TappedNet
+from gracecl.testing import toy_data
 
 
 def build(expression: str, shape: tuple[int, int, int] = (3, 8, 8), classes: int = 5, taps: int | None = None) -> TappedNet:
@@ -325,3 +327,26 @@ def test_class_means_are_the_loop() -> None:
     assert not torch.equal(means[0, 3], means[1, 3])
     # By when the class was met, not by its number: class 4 in the same place gets the same direction.
     assert torch.equal(class_means(net, images, labels, seen=(5, 0, 2, 4))[:, 4], means[:, 3])
+
+
+def test_identity_gives_the_inputs_as_features() -> None:
+    x = torch.randn(5, 2, 3, 4)
+    backbone = identity((2, 3, 4), 4, at_most=True)
+    assert (backbone.layers, backbone.width) == (1, 24)
+    assert torch.equal(backbone(x), x.flatten(1)[None])
+    assert torch.equal(identity((4,), 1, at_most=False)(x[:, 0, 0]), x[:, 0, 0][None])
+    with pytest.raises(UserError, match="no layers to tap"):
+        identity((2, 3, 4), 2, at_most=False)
+
+
+def test_closed_forms_on_identity_are_those_of_the_inputs() -> None:
+    """Class means of images by hand, and a learner that trains a head on them."""
+    data = toy_data()
+    learner = Learner("ncm(score='euclidean')", net="identity()", memory=0)
+    learner.learn(data.train_x, data.train_y)
+    pixels = (data.train_x.flatten(1).double() / 255 - 0.5) / 0.25
+    means = torch.stack([pixels[data.train_y == label].mean(dim=0) for label in range(6)])
+    probe = (data.test_x.flatten(1).double() / 255 - 0.5) / 0.25
+    assert (learner.predict(data.test_x) == torch.cdist(probe, means).argmin(dim=1).numpy()).all()
+    trained = Learner("er()", net="identity()", memory=10, augment="none")
+    assert trained.learn(data.train_x[:8], data.train_y[:8])

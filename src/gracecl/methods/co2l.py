@@ -67,7 +67,7 @@ class Co2L(Replay):
     """κ*, of the teacher's relations"""
     teacher_mode: Literal["eval", "train"] = "eval"
     """whether the teacher's BatchNorm uses its running statistics or those of the step's images"""
-    inference: Literal["probe", "ncm", "linear"] = "probe"  # type: ignore[assignment]
+    inference: Literal["probe", "ncm", "linear", "lda", "ridge"] = "probe"  # type: ignore[assignment]
     """predict by the linear classifier that is fitted to the memory's features, by their nearest class mean, or by the head"""
     probe_c: Annotated[float, Above(0)] = 1.0
     """scikit-learn's C, the inverse strength of that classifier's regularisation"""
@@ -122,7 +122,7 @@ class Co2L(Replay):
             self.probe = LinearProbe(net, memory.images[held], memory.labels[held], progress.seen, self.probe_c)
 
     def rules(self, out: Taps) -> dict[str, Tensor]:
-        families = super().rules(out) if self.inference == "ncm" else {"linear": out.logits}
+        families = super().rules(out)
         if not self.train_head:
             del families["linear"]
         return families | ({"probe": self.probe(out.features)} if self.inference == "probe" else {})

@@ -63,8 +63,8 @@ class ICaRL(Replay):
     """images of the current task among which herding chooses, kept beyond the memory until the task ends"""
     every: Annotated[int, AtLeast(0)] = 500
     """steps after which a stream without task marks is treated as if a task ended, which is our extension; 0 is never"""
-    inference: Literal["linear", "ncm"] = field(default="ncm", kw_only=True)
-    """predict by the nearest mean of exemplars, or by the largest output (the paper's hybrid1)"""
+    inference: Literal["linear", "ncm", "lda", "ridge"] = field(default="ncm", kw_only=True)
+    """predict by the nearest mean of exemplars, by the largest output (the paper's hybrid1), or by another rule on exemplars"""
 
     traits = Traits(boundaries="used", interval="every", met_only=True)
     state = ("teacher",)

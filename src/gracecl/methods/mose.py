@@ -40,6 +40,7 @@ from gracecl.functional.losses import classes_among, cross_entropy, frobenius_di
 from gracecl.memory import Memories, Memory
 from gracecl.methods.base import Method, Traits
 from gracecl.nets.class_means import class_means, nearest_mean
+from gracecl.nets.closed_rule import CLOSED_RULES, closed_rule
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 from gracecl.registry.spec import Above, AtLeast
@@ -60,8 +61,10 @@ class MOSE(Method):
     """of the cross-entropy on the balanced block"""
     student: int = -1
     """the expert that the others teach, counted from 0; -1 is the last"""
-    inference: Literal["ncm_mean", "ncm_last", "linear_mean", "linear_votes", "linear_last"] = "ncm_mean"
-    """the headline rule; all are reported"""
+    inference: Literal[
+        "ncm_mean", "ncm_last", "linear_mean", "linear_votes", "linear_last", "lda_mean", "lda_last", "ridge_mean", "ridge_last"
+    ] = "ncm_mean"
+    """the headline rule; ncm and linear are always reported, lda and ridge on the memory's features where asked for"""
 
     traits = Traits(boundaries="used", all_taps=True)
 
@@ -129,6 +132,11 @@ class MOSE(Method):
     def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> None:
         memory = memories.replay
         self.means = class_means(net, memory.examples.images, memory.examples.labels, progress.seen)
+        family = self.inference.split("_")[0]
+        self.by_sums = {
+            rule: closed_rule(net, memory.examples.images, memory.examples.labels, rule) for rule in CLOSED_RULES if rule == family
+        }
 
     def rules(self, out: Taps) -> dict[str, Tensor]:
-        return {"linear": out.logits, "ncm": nearest_mean(out.features, self.means)}
+        fitted = {rule: solution(out.features.double()) for rule, solution in self.by_sums.items()}
+        return {"linear": out.logits, "ncm": nearest_mean(out.features, self.means)} | fitted

@@ -14,6 +14,7 @@ from gracecl.functional.losses import classes_among
 from gracecl.memory import Memories
 from gracecl.methods.base import Method
 from gracecl.nets.class_means import class_means, nearest_mean
+from gracecl.nets.closed_rule import CLOSED_RULES, closed_rule
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry.spec import AtLeast, Within
 
@@ -26,8 +27,8 @@ class Replay(Method):
     """images drawn from memory at each step"""
     mem_iters: Annotated[int, Within(1, 1000)] = field(default=1, kw_only=True)
     """optimizer steps on each batch of the stream, each with images drawn anew; the batch is stored once"""
-    inference: Literal["linear", "ncm"] = field(default="linear", kw_only=True)
-    """predict by the head, or by the nearest class mean of the memory's features"""
+    inference: Literal["linear", "ncm", "lda", "ridge"] = field(default="linear", kw_only=True)
+    """predict by the head, or by the memory's features: the nearest class mean, discriminant analysis or ridge regression"""
     recall_per_class: Annotated[int, AtLeast(1)] | None = field(default=None, kw_only=True)
     """draw at most so many images for each class met so far, which counts while these are few; None draws n_recall at once"""
 
@@ -54,6 +55,8 @@ class Replay(Method):
             self.means = class_means(net, images, labels, progress.seen)
             held = classes_among(torch.from_numpy(labels), net.classes).to(self.means.device)
             self.predictable = held if len(labels) else torch.ones_like(held)
+        elif self.inference in CLOSED_RULES:
+            self.by_sums = closed_rule(net, *self.past(memories), self.inference)
 
     def past(self, memories: Memories) -> tuple[Tensor, Ints]:
         """The images that class means are taken of, and their labels."""
@@ -61,8 +64,10 @@ class Replay(Method):
         return memory.examples[:2]
 
     def rules(self, out: Taps) -> dict[str, Tensor]:
-        """By class means, a class that memory holds no image of is never predicted."""
-        if self.inference == "linear":
+        """By the memory's features, a class that it holds no image of is never predicted."""
+        if self.inference in CLOSED_RULES:
+            return super().rules(out) | {self.inference: self.by_sums(out.features.double())}
+        if self.inference != "ncm":
             return super().rules(out)
         nearest = nearest_mean(out.features, self.means).masked_fill(~self.predictable, -torch.inf)
         return super().rules(out) | {"ncm": nearest}

@@ -37,6 +37,7 @@ from gracecl.methods.base import Traits
 from gracecl.methods.replay import Replay
 from gracecl.methods.state import per_class
 from gracecl.nets.class_means import class_means, nearest_mean
+from gracecl.nets.closed_rule import CLOSED_RULES, closed_rule
 from gracecl.nets.tapped import StackedLinear, TappedNet
 from gracecl.registry import methods
 from gracecl.registry.spec import Above
@@ -60,7 +61,7 @@ class SCR(Replay):
     """at the end of each task, one pass over memory with gradients divided by 10"""
     train_head: bool = False
     """train the linear heads beside it, on features that they do not move: for GRACE, and for inference='linear'"""
-    inference: Literal["ncm", "linear"] = "ncm"
+    inference: Literal["ncm", "linear", "lda", "ridge"] = "ncm"
     """predict by the nearest class mean, or by the linear head"""
     without_images: Literal["exclude", "last_mean", "random"] = "exclude"
     """what the nearest mean does with a seen class that memory holds no image of: never predict it, use its mean at the end of the
@@ -132,6 +133,9 @@ class SCR(Replay):
 
     def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> None:
         self.means, self.predictable = self.known_means(net, memories, progress)
+        if self.inference in CLOSED_RULES:
+            examples = memories.replay.examples
+            self.by_sums = closed_rule(net, examples.images, examples.labels, self.inference)
 
     def known_means(self, net: TappedNet, memories: Memories, progress: Progress) -> tuple[Tensor, Tensor]:
         """The mean of each class, `[L, C, D]`, and which classes can be predicted by it, `[C]`."""
@@ -145,4 +149,5 @@ class SCR(Replay):
 
     def rules(self, out: Taps) -> dict[str, Tensor]:
         nearest = nearest_mean(out.features, self.means).masked_fill(~self.predictable, -torch.inf)
-        return {"ncm": nearest} | ({"linear": out.logits} if self.train_head else {})
+        fitted = {self.inference: self.by_sums(out.features.double())} if self.inference in CLOSED_RULES else {}
+        return {"ncm": nearest} | fitted | ({"linear": out.logits} if self.train_head else {})
