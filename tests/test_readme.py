@@ -129,3 +129,18 @@ def test_one_version_everywhere() -> None:
     assert f'\nversion = "{gracecl.__version__}"\n' in project
     assert f"\nversion: {gracecl.__version__}\n" in citation
     assert re.findall(r"^## (\S+)", changes, re.MULTILINE)[0] == gracecl.__version__
+
+
+def test_nouns_folders_and_the_import_contract_are_the_same() -> None:
+    """Every module of the library and of the laboratory has its place in ARCHITECTURE's table of its group and in .importlinter."""
+    text, contract = (ROOT / "ARCHITECTURE.md").read_text(), (ROOT / ".importlinter").read_text()
+    library, laboratory = text.split("The **library** is")[1].split("The **laboratory**")
+    for folder, table, prefix in (
+        (ROOT / "src/gracecl", library, "gracecl."),
+        (ROOT / "src/gracecl/lab", laboratory.split("Beside both")[0], "gracecl.lab."),
+    ):
+        found = [path for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()]
+        names = {path.stem for path in found if not path.stem.startswith("__")} - {"lab"}
+        assert {name for name in names if not re.search(rf"`(lab/)?{name}(/|\.py)", table)} == set()
+        layers = {name for line in contract.splitlines() for name in re.findall(rf"{re.escape(prefix)}(\w+)(?=$| )", line)}
+        assert names <= layers
