@@ -8,19 +8,29 @@ evaluation that was not made) makes the metric NaN; an empty matrix gives NaN.
 
 The any-time metrics take a list of evaluations in the order of time, each one the accuracies on the tasks seen at that
 moment, so its length says which task was being trained; `seen_rows` makes such a list of a matrix.
+
+The prequential ones take what was predicted before it was learned, item by item: labels and predictions, whole numbers
+from 0, with NO_PREDICTION where there was none, which counts as wrong. They give fractions.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 Evaluations = Sequence[npt.ArrayLike]
+
+NO_PREDICTION = -1
+"""stands where nothing was predicted yet"""
 
 
 # --- from the accuracy matrix ---------------------------------------------------------------------------------------
@@ -85,6 +95,39 @@ def learning_acc(a: npt.ArrayLike) -> float:
     return _mean(np.diagonal(_square(a)))
 
 
+def relative_forgetting(a: npt.ArrayLike, per_old_task: bool = False) -> float:
+    """The part of its best accuracy that a task lost: (1/T) Σ_{j<T} max(0, max_t a[t, j] − a[T, j]) / max_t a[t, j].
+
+    Wang et al., Improving Plasticity in Online Continual Learning via Collaborative Learning (CCL-DC), CVPR 2024 (official
+    code). It divides by T although there are T−1 terms; `per_old_task` divides by T−1. A best accuracy of 0 counts as 1.
+    """
+    a = _square(a)
+    if len(a) == 1:
+        return 0.0
+    best = np.array([a[j:, j].max() for j in range(len(a) - 1)])
+    lost = np.maximum(0.0, best - a[-1, :-1]) / np.where(best == 0, 1.0, best)
+    return float(lost.sum() / (len(lost) if per_old_task else len(a)))
+
+
+def intransigence(a: npt.ArrayLike, joint: npt.ArrayLike) -> float:
+    """What is missing from a model trained jointly on the tasks so far: (1/T) Σ_k ( a*_k − a[k, k] ). Negative is better than it.
+
+    Chaudhry et al., Riemannian Walk for Incremental Learning, ECCV 2018. `joint[k]` is that model's accuracy on task k.
+    """
+    own = np.diagonal(_square(a))
+    return _mean(_as_long(joint, len(own), "joint") - own)
+
+
+def forward_transfer(a: npt.ArrayLike, untrained: npt.ArrayLike) -> float:
+    """What earlier tasks bring to one not trained yet: (1/(T−1)) Σ_{j≥2} ( a[j−1, j] − b_j ), b of the untrained net.
+
+    Lopez-Paz and Ranzato, Gradient Episodic Memory for Continual Learning, NeurIPS 2017. The one metric that uses entries
+    above the diagonal. Where classes not met are never predicted, these are 0 by construction; leave them NaN, and so is this.
+    """
+    a = _square(a)
+    return _mean(np.diagonal(a, offset=1) - _as_long(untrained, len(a), "untrained")[1:])
+
+
 def seen_rows(a: npt.ArrayLike) -> list[Array]:
     """The matrix as a list of evaluations: row t cut to the tasks seen by then. `aaa(seen_rows(a))` is `aia(a)`."""
     return [row[: t + 1] for t, row in enumerate(_square(a))]
@@ -130,6 +173,233 @@ def wc_acc(evaluations: Evaluations) -> float:
     return float(share * last[-1] + (1.0 - share) * min_acc(evaluations))
 
 
+def a_auc(accuracies: npt.ArrayLike) -> float:
+    """Area under the any-time curve: the plain mean of accuracies measured every n images, without one at the start.
+
+    Koh et al., Online Continual Learning on Class Incremental Blurry Task Configuration with Anytime Inference, ICLR 2022.
+    There each is the accuracy over all test images of the classes met (`accuracy_by_image`), not the mean over tasks.
+    """
+    return _mean(accuracies)
+
+
+def accuracy_by_image(right: npt.ArrayLike, images: npt.ArrayLike) -> float:
+    """Σ right / Σ images over tasks or classes: large ones count for more than in the mean of their accuracies."""
+    total = float(np.sum(images))
+    return float(np.sum(right)) / total if total else math.nan
+
+
+@dataclass(frozen=True)
+class Gap:
+    """How far an old task falls when the next one begins, and whether it comes back."""
+
+    boundary: int
+    """number of the task that ended, from 1"""
+    task: int
+    """the old task, from 0"""
+    before: float
+    low: float
+    end: float
+    """accuracy when the next task ended, too"""
+    to_low: int
+    """evaluations until the lowest one"""
+    to_recover: int | None
+    """evaluations until it was back, None if it never was"""
+
+    @property
+    def depth(self) -> float:
+        return self.before - self.low
+
+    @property
+    def regained(self) -> float:
+        return self.end - self.low
+
+
+def stability_gaps(evaluations: Evaluations, tolerance: float = 0.0) -> list[Gap]:
+    """The gap of every old task at every boundary: the lowest accuracy until the next task ends, against that at the boundary.
+
+    After De Lange et al., Continual Evaluation for Lifelong Learning: Identifying the Stability Gap, ICLR 2023; depth and
+    recovery are ours. A task has recovered at the first evaluation from the lowest on that is within `tolerance` of where it was.
+    What is between evaluations is not seen: say how often was evaluated.
+    """
+    rows = [np.asarray(row, dtype=np.float64) for row in evaluations]
+    ends = [n for n, row in enumerate(rows) if n + 1 == len(rows) or len(rows[n + 1]) > len(row)]
+    gaps = []
+    for number, (begin, end) in enumerate(pairwise(ends), start=1):
+        for task in range(len(rows[begin])):
+            after = np.array([row[task] for row in rows[begin + 1 : end + 1]])
+            before, lowest = float(rows[begin][task]), int(after.argmin())
+            back = np.flatnonzero(after[lowest:] >= before - tolerance)
+            recovered = lowest + int(back[0]) + 1 if len(back) else None
+            gaps.append(Gap(number, task, before, float(after[lowest]), float(after[-1]), lowest + 1, recovered))
+    return gaps
+
+
+def mean_depth(gaps: Sequence[Gap]) -> float:
+    """Of gaps over all boundaries and old tasks; NaN without any."""
+    return _mean([gap.depth for gap in gaps])
+
+
+# --- prequential: predict, then learn -------------------------------------------------------------------------------
+
+
+def right(labels: npt.ArrayLike, predictions: npt.ArrayLike) -> Array:
+    """1 where the prediction is the label, else 0."""
+    labels, predictions = np.asarray(labels), np.asarray(predictions)
+    if labels.shape != predictions.shape or labels.ndim != 1:
+        raise ValueError(f"expected as many predictions as labels, got shapes {predictions.shape} and {labels.shape}")
+    correct: Array = np.equal(labels, predictions).astype(np.float64)
+    return correct
+
+
+def prequential_acc(correct: npt.ArrayLike, fading: float = 1.0) -> Array:
+    """Accuracy after each item: S_i / B_i with S_i = e_i + a S_{i−1}, B_i = 1 + a B_{i−1}; a = 1 is the mean of all so far.
+
+    Gama, Sebastião and Rodrigues, On Evaluating Stream Learning Algorithms, Machine Learning 2013. A fading factor a below 1
+    remembers about 1/(1−a) items. Sums go from left to right in double precision, so that a resumed record gives the same bits.
+    """
+    if not 0 < fading <= 1:
+        raise ValueError(f"a fading factor is above 0 and at most 1, not {fading}")
+    values, total, weight = [], 0.0, 0.0
+    for one in np.asarray(correct, dtype=np.float64).tolist():
+        total, weight = one + fading * total, 1.0 + fading * weight
+        values.append(total / weight)
+    return np.array(values)
+
+
+def sliding_acc(correct: npt.ArrayLike, window: int) -> Array:
+    """Accuracy over the last `window` items, or as many as there are, after each item."""
+    reached = np.concatenate([[0.0], np.cumsum(np.asarray(correct, dtype=np.float64))])
+    last = np.arange(1, len(reached))
+    first = np.maximum(last - window, 0)
+    values: Array = (reached[last] - reached[first]) / (last - first)
+    return values
+
+
+def tumbling_acc(correct: npt.ArrayLike, window: int) -> Array:
+    """Accuracy of each `window` items, one after the other; the last may have fewer."""
+    correct = np.asarray(correct, dtype=np.float64)
+    return np.array([correct[start : start + window].mean() for start in range(0, len(correct), window)])
+
+
+def no_change(labels: npt.ArrayLike, batch: int = 1) -> Ints:
+    """Blind baseline: the last label. Labels that come in batches are all predicted by the last one of the batch before."""
+    labels = np.asarray(labels, np.int64)
+    before = np.arange(len(labels)) // batch * batch - 1
+    return np.where(before < 0, NO_PREDICTION, labels[before])
+
+
+def running_majority(labels: npt.ArrayLike) -> Ints:
+    """Blind baseline: the label that came most often before, of several the one met first."""
+    return window_mode(labels, len(np.asarray(labels)) + 1)
+
+
+def window_mode(labels: npt.ArrayLike, window: int) -> Ints:
+    """Blind baseline: the most frequent of the last `window` labels, of several the one met first; a window of 1 is `no_change`."""
+    counts: Counter[int] = Counter()
+    recent: deque[int] = deque()
+    met: dict[int, int] = {}
+    predicted = []
+    for label in np.asarray(labels).tolist():
+        predicted.append(max(counts, key=lambda one: (counts[one], -met[one])) if recent else NO_PREDICTION)
+        met.setdefault(label, len(met))
+        counts[label] += 1
+        recent.append(label)
+        if len(recent) > window:
+            counts[recent.popleft()] -= 1
+    return np.array(predicted, np.int64)
+
+
+def oracle_majority(labels: npt.ArrayLike) -> Ints:
+    """The most frequent label of the whole stream, everywhere: what no learner could know."""
+    labels = np.asarray(labels, np.int64)
+    return np.full_like(labels, Counter(labels.tolist()).most_common(1)[0][0]) if len(labels) else labels
+
+
+def better_than(accuracy: float, chance: float) -> float:
+    """(p₀ − p_e) / (1 − p_e): 0 is chance, 1 all right; NaN where chance leaves nothing to be won."""
+    return (accuracy - chance) / (1 - chance) if chance < 1 else math.nan
+
+
+def kappa(labels: npt.ArrayLike, predictions: npt.ArrayLike) -> float:
+    """Cohen's κ, agreement beyond that of independent labels and predictions: p_e = Σ_c P(label c) P(prediction c)."""
+    correct = right(labels, predictions)
+    labels, predictions = np.asarray(labels), np.asarray(predictions)
+    if not len(labels):
+        return math.nan
+    classes = np.unique(labels)
+    chance = sum(float(np.mean(labels == label) * np.mean(predictions == label)) for label in classes)
+    return better_than(float(correct.mean()), chance)
+
+
+def kappa_temporal(labels: npt.ArrayLike, predictions: npt.ArrayLike, batch: int = 1) -> float:
+    """κ against `no_change`: below 0 is worse than saying the last label again.
+
+    Žliobaitė et al., Evaluation Methods and Decision Theory for Classification of Streaming Data with Temporal Dependence,
+    Machine Learning 2015.
+    """
+    return better_than(_mean(right(labels, predictions)), _mean(right(labels, no_change(labels, batch))))
+
+
+def kappa_majority(labels: npt.ArrayLike, predictions: npt.ArrayLike) -> float:
+    """κ against `running_majority` (κ_M): below 0 is worse than saying the most frequent label."""
+    return better_than(_mean(right(labels, predictions)), _mean(right(labels, running_majority(labels))))
+
+
+def near_future_acc(right_of: npt.ArrayLike, images: npt.ArrayLike, shift: int = 0) -> float:
+    """Accuracy on batch t + S of the model that has learned the batches before t, over all images; S = 0 is prequential.
+
+    Al Kader Hammoud et al., Rapid Adaptation in Online Continual Learning: Are We Evaluating It Right?, ICCV 2023.
+    `right_of[t, b]` is how many of the `images[b]` of batch b the model gets right that has learned t batches.
+    """
+    table, sizes = np.asarray(right_of, dtype=np.float64), np.asarray(images, dtype=np.float64)
+    batch = np.arange(shift, len(sizes))
+    return accuracy_by_image(table[batch - shift, batch], sizes[batch])
+
+
+def delayed_acc(right_of: npt.ArrayLike, images: npt.ArrayLike, delay: int) -> float:
+    """Accuracy where labels are late: batch t is predicted by the model that has learned the batches before t − d.
+
+    Csaba et al., Label Delay in Online Continual Learning, NeurIPS 2024. Without its first d batches it is `near_future_acc`.
+    """
+    table, sizes = np.asarray(right_of, dtype=np.float64), np.asarray(images, dtype=np.float64)
+    batch = np.arange(len(sizes))
+    return accuracy_by_image(table[np.maximum(batch - delay, 0), batch], sizes)
+
+
+def information_retention(right: npt.ArrayLike, images: npt.ArrayLike) -> Array:
+    """Accuracy of the last model on the newest test images, on the newest two periods, …, on all; the last value is the retention.
+
+    Al Kader Hammoud et al., ICCV 2023; Cai et al., Online Continual Learning with Natural Distribution Shifts (CLOC), ICCV 2021.
+    Both lists are in the order of time.
+    """
+    newest_first = slice(None, None, -1)
+    values: Array = np.cumsum(np.asarray(right, np.float64)[newest_first]) / np.cumsum(np.asarray(images, np.float64)[newest_first])
+    return values
+
+
+# --- task-incremental, and which class is taken for which -----------------------------------------------------------
+
+
+def masked_predictions(scores: npt.ArrayLike, tasks: npt.ArrayLike, classes_of_task: npt.ArrayLike) -> Ints:
+    """The best class among those of each image's task: `classes_of_task[t, c]` is True where class c belongs to task t."""
+    allowed = np.asarray(classes_of_task, bool)[np.asarray(tasks)]
+    best: Ints = np.where(allowed, np.asarray(scores, dtype=np.float64), -np.inf).argmax(axis=1)
+    return best
+
+
+def task_found(predictions: npt.ArrayLike, tasks: npt.ArrayLike, classes_of_task: npt.ArrayLike) -> float:
+    """The share of images whose predicted class belongs to their task. No class-incremental accuracy is above it."""
+    return _mean(np.asarray(classes_of_task, bool)[np.asarray(tasks), np.asarray(predictions)])
+
+
+def confusion_matrix(labels: npt.ArrayLike, predictions: npt.ArrayLike, classes: int) -> Ints:
+    """[classes, classes] how many images of each class (row) were taken for each (column); without a prediction, for none."""
+    labels, predictions = np.asarray(labels, np.int64), np.asarray(predictions, np.int64)
+    made = predictions != NO_PREDICTION
+    counts = np.bincount(labels[made] * classes + predictions[made], minlength=classes * classes)
+    return counts.reshape(classes, classes).astype(np.int64)
+
+
 MATRIX_METRICS: dict[str, Callable[[npt.ArrayLike], float]] = {
     "acc": acc,
     "aia": aia,
@@ -171,10 +441,37 @@ def ece(probabilities: npt.ArrayLike, labels: npt.ArrayLike, bins: int = 15) -> 
     p, y = _probabilities(probabilities, labels)
     confidence = p.max(axis=1)
     correct = p.argmax(axis=1) == y
-    inner_edges = np.linspace(0.0, 1.0, bins + 1)[1:-1]
-    member = np.searchsorted(inner_edges, confidence, side="left")
-    gap = np.bincount(member, weights=correct - confidence, minlength=bins)
+    gap = np.bincount(_bin_of(confidence, bins), weights=correct - confidence, minlength=bins)
     return float(np.abs(gap).sum() / len(y))
+
+
+def calibration_bins(probabilities: npt.ArrayLike, labels: npt.ArrayLike, bins: int = 15) -> Array:
+    """[3, bins] how many images have their largest probability in each bin, how many of them are right, and the sum of it.
+
+    Sums of such tables, over tasks or over time, give the calibration of all their images (`ece_of_bins`).
+    """
+    p, y = _probabilities(probabilities, labels)
+    confidence = p.max(axis=1)
+    correct = p.argmax(axis=1) == y
+    member = _bin_of(confidence, bins)
+    return np.stack([np.bincount(member, weights=one, minlength=bins) for one in (np.ones(len(y)), correct, confidence)])
+
+
+def ece_of_bins(table: npt.ArrayLike) -> float:
+    """The expected calibration error of the images counted in a table of `calibration_bins`, or in a sum of several."""
+    count, correct, confidence = np.asarray(table, dtype=np.float64)
+    return float(np.abs(correct - confidence).sum() / count.sum()) if count.sum() else math.nan
+
+
+def brier(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
+    """Brier score: (1/n) Σ_i Σ_c (p_i[c] − [y_i = c])², from 0 to 2. A proper score: only the true probabilities are best.
+
+    Brier, Verification of Forecasts Expressed in Terms of Probability, Monthly Weather Review 1950.
+    """
+    p, y = _probabilities(probabilities, labels)
+    wrong = p.copy()
+    wrong[np.arange(len(y)), y] -= 1
+    return float((wrong**2).sum() / len(y))
 
 
 def nll(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> float:
@@ -196,6 +493,20 @@ def _square(a: npt.ArrayLike) -> Array:
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"an accuracy matrix is square [tasks, tasks], got shape {matrix.shape}")
     return matrix
+
+
+def _bin_of(confidence: Array, bins: int) -> Ints:
+    """The bin m of each probability, (m/bins, (m+1)/bins]."""
+    inner_edges = np.linspace(0.0, 1.0, bins + 1)[1:-1]
+    member: Ints = np.searchsorted(inner_edges, confidence, side="left")
+    return member
+
+
+def _as_long(values: npt.ArrayLike, tasks: int, what: str) -> Array:
+    array = np.asarray(values, dtype=np.float64)
+    if array.shape != (tasks,):
+        raise ValueError(f"{what} is one accuracy for each of {tasks} tasks, got shape {array.shape}")
+    return array
 
 
 def _mean(values: npt.ArrayLike) -> float:
