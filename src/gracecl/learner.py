@@ -47,7 +47,7 @@ Labels = Tensor | npt.NDArray[Any] | Sequence[Hashable]
 
 @dataclass(frozen=True, eq=False)
 class Accuracy:
-    """Percent of images that were classified rightly."""
+    """Accuracy in percent."""
 
     overall: float
     """of all images"""
@@ -63,7 +63,7 @@ class Accuracy:
 
 
 def one_at_a_time(function: F) -> F:
-    """What a learner does in one thread, other threads and forks wait for."""
+    """Serialise calls of a learner with a lock; forks wait for them too."""
 
     @functools.wraps(function)
     def alone(self: Learner, *args: Any, **named: Any) -> Any:
@@ -208,7 +208,7 @@ class Learner:
         return self
 
     def _loop_over(self, stream: Stream, start: int, callbacks: Callbacks, eval_every: int) -> Loop:
-        """The loop over an indexed stream, from one of its steps on."""
+        """Return the loop over an indexed stream, from one of its steps on."""
         stream = self.engine.as_seen(stream.to(self.engine.device))
         check_marks(self.engine.chain, stream)
         self._name_flat(stream.batch(0).x)
@@ -236,7 +236,7 @@ class Learner:
         )
 
     def _loop_through(self, source: Iterable[Any], start: int, callbacks: Callbacks, eval_every: int) -> Loop:
-        """The loop through batches that come one after the other."""
+        """Return the loop through batches that come one after the other."""
         if start:
             raise UserError(
                 f"a {type(source).__name__} has no batches by number, so it cannot be continued at {start}; "
@@ -274,7 +274,7 @@ class Learner:
 
     @one_at_a_time
     def predict(self, x: Images, rule: str | None = None, default: Hashable = ...) -> npt.NDArray[Any]:
-        """The label of each image, among those met so far: integers if all labels are such, else objects.
+        """Return the label of each input, among those met so far: integers if all labels are such, else objects.
 
         Before anything was learned it is `default` for each, if one is given.
         """
@@ -344,7 +344,7 @@ class Learner:
 
     @one_at_a_time
     def save(self, path: str | Path) -> None:
-        """Everything needed to go on exactly from here, in one file."""
+        """Save everything needed to go on exactly from here, in one file."""
         mean, std = self._statistics if self.inputs is None else self.inputs.statistics
         shape = None if self.inputs is None else self.inputs.shape
         data = {"classes": self.labels.declared, "shape": shape, "mean": mean, "std": std}
@@ -365,7 +365,7 @@ class Learner:
         augment: Any = None,
         accept_changes: bool = False,
     ) -> Learner:
-        """The learner that `save` wrote, on whichever device.
+        """Load the learner that `save` wrote, on whichever device.
 
         What was given to the learner as an object, and no expression names, is given here again. Its source must be what it was,
         unless `accept_changes` says that the change is meant. The weights of a net are those of the file.
@@ -454,7 +454,7 @@ class Learner:
             name_flat_images(self.recipe.augment, self.method, images)
 
     def _number_of(self, task: Hashable, labels: Ints) -> int:
-        """The running number of the batch's task."""
+        """Return the running number of the batch's task."""
         progress = self.engine.progress
         name = task if isinstance(task, (str, int, type(None))) else repr(task)  # what a file can hold
         unnamed = name is None and self._task is None

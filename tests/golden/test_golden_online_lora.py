@@ -14,12 +14,13 @@ import torch
 from small import load
 from torch import Tensor, nn
 
-from gracecl.core import Batch, Block, Progress, StreamBatch, Taps
+from gracecl.core import Batch, Block, Progress, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.inputs import Images, Inputs
 from gracecl.memory import Memories
 from gracecl.methods.online_lora import LossWindow, OnlineLoRA
 from gracecl.nets.tapped import Backbone, TappedNet
+from noting import note_batch_losses
 
 GOLDEN = load("online_lora")
 BLOCKS, _, WIDTH = GOLDEN["in_qkv_W"].shape
@@ -154,14 +155,7 @@ def run(monkeypatch: pytest.MonkeyPatch, reference: bool, steps: int) -> tuple[E
     put_head(engine.net, GOLDEN["in_init_head_W"], GOLDEN["in_init_head_b"])
     monkeypatch.setattr(LossWindow, "add", lambda window, loss, ready: engine.progress.step in FIRES)
     shown: list[dict[str, Any]] = []
-    latest: list[list[float]] = []
-    after_step = engine.method.after_step
-
-    def noted(out: Taps, batch: Batch) -> None:
-        latest.append(engine.method.loss_of_each_batch(out, batch).mean(dim=0).tolist())
-        after_step(out, batch)
-
-    engine.method.after_step = noted
+    latest = note_batch_losses(engine)
     for step in range(steps):
         outcome = engine.learn(StreamBatch(images(GOLDEN["in_stream_x"][step]), GOLDEN["in_stream_y"][step]))
         kept = engine.memories.replay.images[: len(engine.memories.replay)].view(-1, SIZE, TOKENS, WIDTH).numpy()

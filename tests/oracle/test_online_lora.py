@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gracecl import Learner, nets
-from gracecl.core import NO_TASK, Batch, StreamBatch, Taps
+from gracecl.core import NO_TASK, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.engine.recipe import Recipe
 from gracecl.errors import UserError
@@ -22,6 +22,7 @@ from gracecl.memory import Memories
 from gracecl.methods.online_lora import LossWindow, OnlineLoRA, surprise_of_prediction
 from gracecl.nets.trunk import LowRankLinear
 from gracecl.testing import TOY_SHAPE, TOY_TRANSFORMER, assert_same, feed, resumes_exactly, toy_engine, toy_stream
+from noting import note_batch_losses
 
 VIT = TOY_TRANSFORMER
 EASY = "mean_below=100.0, variance_below=100.0"
@@ -380,14 +381,7 @@ def test_hard_batches_are_those_with_the_largest_losses() -> None:
     """Never more than n_hard, in the order of their losses, with the newest where its loss puts it."""
     engine, stream = build("online_lora(n_hard=2, lr=0.01)"), toy_stream()
     entered: list[bool] = []
-    latest: list[list[float]] = []
-    after_step = engine.method.after_step
-
-    def noted(out: Taps, batch: Batch) -> None:
-        latest.append(engine.method.loss_of_each_batch(out, batch).mean(dim=0).tolist())
-        after_step(out, batch)
-
-    engine.method.after_step = noted
+    latest = note_batch_losses(engine)
     for step in range(len(stream)):
         batch = stream.batch(step)
         before = engine.memories.replay.images[: len(engine.memories.replay)].clone()
