@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import json
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,6 +151,30 @@ def test_a_module_s_output_is_its_last_tap_and_blocks_are_tapped_before_it() -> 
     x = learner.inputs.normalise(batch.x)
     features = learner.net(x).features[-1]
     assert torch.allclose(features, learner.net.backbone.model(x))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("classes", [None, 2])
+def test_the_heads_of_a_module_grow(classes: int | None) -> None:
+    net: Any = Features() if classes is None else gracecl.tap(Features(), classes=classes, example=(1, 64))
+    learner = Learner("er", net=net, memory=20, augment="none", device="cpu")
+    for batch in toy_stream():
+        learner.learn(batch.x, [f"class {label}" for label in batch.labels])
+    assert learner.net.classes == 6
+    assert set(learner.predict(toy_stream().data.test_x)) <= {f"class {label}" for label in range(6)}
+
+
+def test_a_forward_leaves_nothing_for_the_garbage_collector() -> None:
+    net = gracecl.tap(Features(), classes=3, example=(1, 64))
+
+    def passed() -> weakref.ref[Tensor]:
+        out = net(torch.randn(2, 64)).logits
+        return weakref.ref(out)
+
+    gc.disable()
+    try:
+        assert passed()() is None
+    finally:
+        gc.enable()
 
 
 def test_a_module_is_trained_in_place_and_seeds_leave_it_alone() -> None:

@@ -164,6 +164,7 @@ class ModuleBackbone(Backbone):
             if stop is not enough:  # that of a net around this one
                 raise
         finally:
+            enough.__traceback__ = None  # which would keep the callers' graphs alive until garbage is collected
             for handle in hooks:
                 handle.remove()
         if missing := [name for name in self.names if name not in pooled]:
