@@ -1,4 +1,4 @@
-"""Two learners of different machines as one: sums over features can be added, trained weights cannot."""
+"""Merge learners of different machines: sums over features can be added, trained weights cannot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gracecl.methods.closed_form import ClosedForm
 
 
 def merge(a: Learner, b: Learner) -> Learner:
-    """The learner that would have seen the images of both: learn on two sites, add the sums.
+    """Return the learner that would have seen the images of both: learn on two sites, add the sums.
 
     For closed forms (`closed`, `slda`, `ranpac` and others that keep sums), of the same method, seed and net. No image is needed.
     Labels are compared by their names, so that the sites may have met them in different orders. Both learners stay as they are.
