@@ -340,6 +340,15 @@ def test_the_search_finds_the_least_of_all_half_powers() -> None:
         assert float(forms.by_evidence(made)) == pytest.approx(float(tried[int(np.argmin(losses))]))
 
 
+def test_the_search_takes_few_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The solution itself is one of them."""
+    counted, real = [], forms.solve
+    monkeypatch.setattr(forms, "solve", lambda *given: counted.append(1) or real(*given))
+    engine = learned("closed(solver='ridge')", *data(300))
+    engine.ready_to_predict()
+    assert 4 <= len(counted) <= 6
+
+
 @pytest.mark.parametrize("least_at", [-6.0, -5.5, -3.0, -2.0, -1.5, 0.0, 0.5, 2.0])
 def test_the_search_goes_downhill_in_each_layer(least_at: float) -> None:
     scale = torch.tensor([1.0, 10.0], dtype=torch.float64)

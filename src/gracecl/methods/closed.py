@@ -229,7 +229,8 @@ class Closed(ClosedForm):
             return forms.nearest_means(self.sums, self.score)
         if self.solver == "lda":
             return forms.discriminant(self.sums, self.covariance(), self.priors)
-        return self.ridge(self.all_sums).at(self.ridges())
+        ridge = self.ridge(self.all_sums)
+        return ridge.at(self.ridges(ridge))
 
     @property
     def all_sums(self) -> Sums:
@@ -252,13 +253,14 @@ class Closed(ClosedForm):
     def ridge(self, sums: Sums) -> forms.Ridge:
         return forms.Ridge(sums, self.intercept, "balanced" if self.weights == "exact" else self.weights)
 
-    def ridges(self) -> Tensor:
-        """`[L]`: λ for each layer."""
+    def ridges(self, ridge: forms.Ridge | None = None) -> Tensor:
+        """`[L]`: λ for each layer; what `ridge` solves for on the way is solved for once."""
         if not isinstance(self.shrink, str):
             return self.shrink * self.sums.means.new_ones(len(self.sums.means))
         if self.shrink == "held_out":
             return forms.by_images_held_out(self.sums, self.held_out)
-        return (forms.by_cross_validation if self.shrink == "gcv" else forms.by_evidence)(self.ridge(self.sums))
+        choose = forms.by_cross_validation if self.shrink == "gcv" else forms.by_evidence
+        return choose(self.ridge(self.sums) if ridge is None else ridge)
 
     def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> None:
         self.solution = self.refreshed if self.refresh else self.solve()
