@@ -9,7 +9,7 @@ from pathlib import Path
 
 import gracecl
 
-NAMES = "zero one two three four five six seven eight nine".split()
+NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
 stream = gracecl.stream("split-digits(size=8, tasks=5)", seed=0)
 learner = gracecl.Learner("er", memory=100, net="mlp(width=64)", augment="none")

@@ -391,7 +391,7 @@ def test_wrong_images_are_a_sentence_when_predicting_too(kind: str, batches: Bat
     [
         ({"classes": 0}, "number of classes, at least 1"),
         ({"classes": -3}, "number of classes, at least 1"),
-        ({"shape": (8, 8)}, r"shape is \(channels, height, width\)"),
+        ({"shape": (8, 8, 8, 8)}, r"shape is \(channels, height, width\)"),
         ({"shape": (1, 0, 8)}, r"shape is \(channels, height, width\)"),
         ({"memory": -1}, "memory"),
         ({"mean": [0.5, 0.5]}, "one number for each of the 1 channels"),

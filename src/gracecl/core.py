@@ -17,6 +17,7 @@ from torch.utils._pytree import register_pytree_node
 
 from gracecl import rng
 from gracecl.errors import UserError
+from gracecl.inputs import Batched, leaves
 
 Ints = npt.NDArray[np.int64]
 
@@ -131,8 +132,8 @@ class Progress:
 class StreamBatch:
     """One batch of the stream: raw images on the device, everything else on the host."""
 
-    x: Tensor
-    """uint8 [b, channels, height, width]"""
+    x: Batched
+    """raw, as they came: a tensor with the batch first, or a `TensorTree` of such"""
     labels: Ints
     sources: Ints = field(default_factory=lambda: NO_SOURCES)
     """a number that identifies each image within the stream; left out, the engine counts"""
@@ -160,7 +161,8 @@ class StreamBatch:
         return iter((self.x, self.labels))
 
     def __repr__(self) -> str:
-        size, classes = " × ".join(map(str, self.x.shape[1:])), np.unique(self.labels).tolist()
+        size = "; ".join(" × ".join(map(str, leaf.shape[1:])) for _, leaf in leaves(self.x))
+        classes = np.unique(self.labels).tolist()
         task = "" if self.task == NO_TASK else f", task {self.task}"
         return f"StreamBatch({len(self)} images of {size}, classes {classes}{task})"
 
@@ -266,7 +268,7 @@ class Batch:
 
     def __init__(
         self,
-        x: Tensor,
+        x: Batched,
         labels: Ints,
         sources: Ints,
         blocks: dict[str, Block],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch import Tensor
 from gracecl import checkpoint, streams
 from gracecl.core import NO_SOURCES, Ints, StreamBatch
 from gracecl.data import Data
-from gracecl.data.arrays import MANY_TIMES, as_array
+from gracecl.data.arrays import MANY_TIMES
 from gracecl.data.labels import ClassLabels, as_labels, whole_numbers
 from gracecl.engine.engine import NOTHING_LEARNED, Engine
 from gracecl.engine.evaluate import seen_scores
@@ -29,6 +29,7 @@ from gracecl.engine.loop import Callbacks, Loop, check_marks
 from gracecl.engine.recipe import Recipe, name_flat_images, name_unfit_augmentation
 from gracecl.errors import Misfit, UserError
 from gracecl.forking import calls
+from gracecl.inputs import Batched, Inputs, inputs_of, restored
 from gracecl.inputs import Images as ImageInputs
 from gracecl.methods.base import Method
 from gracecl.nets.tapped import TappedNet
@@ -41,7 +42,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 MOST_TASKS = 1_000_000
 ENOUGH_STEPS = 100
 """after which the classes met are compared with those declared"""
-Images = Tensor | npt.NDArray[Any]
+Images = Tensor | npt.NDArray[Any] | Mapping[str, Any] | tuple[Any, ...]
+"""a batch of images or of other inputs, the examples first"""
 Labels = Tensor | npt.NDArray[Any] | Sequence[Hashable]
 
 
@@ -92,36 +94,50 @@ class Learner:
         method: str | Method = "grace",
         *,
         classes: int | Sequence[Hashable] | None = None,
-        shape: tuple[int, int, int] | None = None,
+        shape: tuple[int, ...] | None = None,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
+        inputs: Inputs | None = None,
         **more: Any,
     ) -> None:
         """`classes` declares the labels 0 to classes - 1, or those of a list, so that each takes part in the losses from the start.
 
-        Without it, labels may be of any hashable kind, and the heads grow when one is new. Without `shape`, that of the first batch
-        is taken, and the net is built then. `mean` and `std` are those of the pixels scaled to [0, 1], per channel; the default is
-        1/2 and 1/4.
+        Without it, labels may be of any hashable kind, and the heads grow when one is new. `shape` is that of one example:
+        (channels, height, width) of images, or that of a vector or sequence of floats; `inputs` says more, as
+        `Images(shape, dtype=...)` does.
+        Without either, inputs are what the first batch shows, and the net is built then. `mean` and `std` are those of the pixels
+        scaled to [0, 1], per channel; the default is 1/2 and 1/4.
         """
         self.labels = ClassLabels(classes)
-        given = options.by_name(Recipe, more, ("classes", "shape", "mean", "std"), "a learner")
+        given = options.by_name(Recipe, more, ("classes", "shape", "mean", "std", "inputs"), "a learner")
         texts, live = Live.take({"method": method, **given})
         self.recipe = Recipe(**texts)
         self.method = self.recipe.check(live)
         self._live: Live | None = replace(live, method=self.method)
-        self.inputs: ImageInputs | None = None
+        self.inputs: Inputs | None = None
         self._statistics = mean, std
         self._own_augment = "augment" not in more
         self._engine: Engine | None = None
         self._named_unmet = False
         self._task: str | int | None = None
         self._lock = threading.RLock()
-        if shape is not None:
-            self._build(shape)
+        if inputs is not None or shape is not None:
+            self._build(self._declared(inputs, shape))
 
-    def _build(self, shape: Sequence[int]) -> None:
-        """Make the engine, for images of a shape."""
-        inputs = ImageInputs(shape, *self._statistics)
+    def _declared(self, inputs: Inputs | None, shape: Sequence[int] | None) -> Inputs:
+        """Return the inputs that the user declares."""
+        if inputs is not None:
+            if not isinstance(inputs, Inputs) or not inputs.known:
+                raise UserError(f"inputs says what one example looks like, such as Inputs((64,)), not {inputs!r}")
+            if shape is not None or self._statistics != (None, None):
+                raise UserError("inputs= says shape, mean and std too; leave those out")
+            return inputs
+        if isinstance(shape, Sequence) and len(shape) in (1, 2) and self._statistics == (None, None):
+            return Inputs(shape)
+        return ImageInputs(shape, *self._statistics)  # type: ignore[arg-type]
+
+    def _build(self, inputs: Inputs) -> None:
+        """Make the engine, for such inputs."""
         self._engine = self.recipe.build(inputs, len(self.labels), self._live)
         self._live = None
         self.inputs, self.method = inputs, self._engine.method
@@ -160,7 +176,7 @@ class Learner:
 
     @one_at_a_time
     def learn(self, x: Images, y: Labels, task: Hashable = None) -> dict[str, list[float]]:
-        """Learn from one batch: uint8 images `[b, channels, height, width]` and their labels.
+        """Learn from one batch and its labels: uint8 images `[b, channels, height, width]`, vectors, a dict of tensors.
 
         `task` names the task; another name than the last one's ends that task. Without names, a batch that brings a label not met
         before starts a task, if the method works with tasks; as labels may stop being new while the stream goes on, what a method
@@ -329,7 +345,7 @@ class Learner:
         else:
             if y is None:
                 raise UserError("the labels are missing; call evaluate(x, y), or evaluate(stream)")
-            images, labels = self._images(x), self.labels.numbers(y)
+            images, labels = self._read(x), self.labels.numbers(y)
             named = np.zeros(len(labels), np.int64) if tasks is None else whole_numbers(tasks, "tasks")
             if not len(images) == len(labels) == len(named):
                 raise UserError(f"{len(images)} images came with {len(labels)} labels and {len(named)} tasks; give one per image")
@@ -345,9 +361,9 @@ class Learner:
     @one_at_a_time
     def save(self, path: str | Path) -> None:
         """Save everything needed to go on exactly from here, in one file."""
-        mean, std = self._statistics if self.inputs is None else self.inputs.statistics
-        shape = None if self.inputs is None else self.inputs.shape
-        data = {"classes": self.labels.declared, "shape": shape, "mean": mean, "std": std}
+        mean, std = self._statistics
+        shown = {"mean": mean, "std": std} if self.inputs is None else {"inputs": self.inputs.saved()}
+        data = {"classes": self.labels.declared} | shown
         recipe = {name: value for name, value in asdict(self.recipe).items() if name not in ("device", "compile", "cuda_graphs")}
         state = {"learner": data | recipe, "task": self._task, "labels": self.labels.saved()}
         checkpoint.save(Path(path), state | ({} if self._engine is None else {"engine": self._engine.state_dict()}))
@@ -374,8 +390,9 @@ class Learner:
         if "learner" not in state:
             raise UserError(f"{path} is the checkpoint of a run, not of a learner; continue it with 'gracecl resume'")
         try:
-            shape = state["learner"]["shape"]
-            saved = state["learner"] | {"shape": shape and tuple(shape)}
+            saved = state["learner"]
+            if "inputs" in saved:
+                saved = saved | {"inputs": restored(saved["inputs"])}
             given = {"method": method, "net": net, "optimizer": optimizer, "scheduler": scheduler, "augment": augment}
             objects = {name: value for name, value in given.items() if value is not None}
             texts, live = Live.take(objects)
@@ -409,7 +426,7 @@ class Learner:
             raise UserError(f"rule is a name such as 'linear_last', not {rule!r}")
         if self._engine is None:
             raise UserError(NOTHING_LEARNED)
-        net, images = self.engine.ready_to_predict(), self._images(x)
+        net, images = self.engine.ready_to_predict(), self._read(x)
         self._name_unmet_classes()
         return [
             seen_scores(self.engine.chain, out, self.engine.progress, rule or self.engine.chain.rule)
@@ -436,17 +453,17 @@ class Learner:
         labels = self.labels.learned(labels)
         return StreamBatch(images, labels, task=self._number_of(task, labels), marked=task is not None)
 
-    def _checked(self, x: Images, y: Labels) -> tuple[Tensor, Any]:
+    def _checked(self, x: Images, y: Labels) -> tuple[Batched, Any]:
         """Images and labels that can be learned; nothing is changed by asking."""
-        images, labels = self._images(x), self.labels.checked(y)
+        images, labels = self._read(x), self.labels.checked(y)
         if len(images) != len(labels):
             raise UserError(f"{len(images)} images came with {len(labels)} labels; give one label per image")
         return images, labels
 
-    def _build_for(self, images: Tensor) -> None:
+    def _build_for(self, images: Batched) -> None:
         """Build a learner that is not built yet."""
         if self._engine is None:
-            self._build(tuple(images.shape[1:]))
+            self._build(self._taken(images))
 
     def _name_flat(self, images: Tensor) -> None:
         """Looks at the first batch, if the augmentation is not the user's choice."""
@@ -465,10 +482,12 @@ class Learner:
     def _stream(self, source: Stream | Data | str, root: str | Path | None) -> Stream:
         """A stream of images and classes that the learner was made for."""
         stream = streams.stream(source, seed=self.recipe.seed, data=root)
-        if self.inputs is not None and stream.data.shape != self.inputs.shape:
-            raise UserError(
-                f"the stream's images have the shape {stream.data.shape} and this learner's {self.inputs.shape}; give it shape="
-            )
+        if self.inputs is not None and not self.inputs.takes(stream.data.inputs):
+            if isinstance(stream.data.inputs, ImageInputs) and isinstance(self.inputs, ImageInputs):
+                raise UserError(
+                    f"the stream's images have the shape {stream.data.shape} and this learner's {self.inputs.shape}; give it shape="
+                )
+            raise UserError(f"the stream's inputs are {stream.data.inputs} and this learner's {self.inputs}; give it inputs=")
         if stream.data.classes > self.classes and not self.labels.open:
             raise UserError(
                 f"the stream has {stream.data.classes} classes and this learner {self.classes}; declare more with classes="
@@ -483,7 +502,8 @@ class Learner:
     def _own_numbers(self, stream: Stream) -> Stream:
         """A stream to learn from, with classes numbered as the learner does: new ones in the order in which they come."""
         if self._engine is None:
-            self._build(stream.data.shape)
+            inputs = stream.data.inputs
+            self._build(ImageInputs(inputs.shape, *self._statistics, inputs.dtype) if isinstance(inputs, ImageInputs) else inputs)
         labels = self._labels_of(stream)
         by_arrival = dict.fromkeys([*stream.labels(stream.order).tolist(), *range(len(labels))])
         self.labels.learned([labels[number] for number in by_arrival])
@@ -494,19 +514,27 @@ class Learner:
         data = replace(data, train_y=own[data.train_y], test_y=own[data.test_y], class_names=names)
         return replace(stream, data=data, clean_y=None if stream.clean_y is None else own[stream.clean_y])
 
-    def _images(self, x: Images) -> Tensor:
-        images = x.to_dense() if isinstance(x, Tensor) else _array(x, "images")
-        if images.dtype not in (torch.uint8, np.uint8):
-            cast = "to(torch.uint8)" if isinstance(images, Tensor) else "astype('uint8')"
+    def _read(self, x: Any) -> Batched:
+        """A batch of inputs, checked against what the learner was built for, or against what it would be built for."""
+        if self.inputs is not None:
+            return self.inputs.read(x, self._what)
+        if isinstance(x, Tensor | np.ndarray) and x.ndim == 4 and not isinstance(self._taken(x), ImageInputs):
+            cast = "to(torch.uint8)" if isinstance(x, Tensor) else "astype('uint8')"
             raise UserError(
-                f"images must be uint8 (0 to 255), not {images.dtype}; for floats in [0, 1] use (x * 255).round().{cast}"
+                f"images must be uint8 (0 to 255), not {x.dtype}; for floats in [0, 1] use (x * 255).round().{cast}, or give the "
+                "learner inputs=Images(shape, dtype=...), or inputs=Inputs(shape) if they are no images"
             )
-        shape = ("channels", "height", "width") if self.inputs is None else self.inputs.shape
-        if images.ndim != 4 or (self.inputs is not None and tuple(images.shape[1:]) != shape):
-            raise UserError(f"images must have the shape [batch, {', '.join(map(str, shape))}], not {list(images.shape)}")
-        if len(images) == 0:
-            raise UserError("the batch is empty; give at least one image")
-        return torch.as_tensor(images)
+        return self._taken(x).read(x, self._what)
+
+    @property
+    def _what(self) -> str:
+        """What errors call a batch of inputs."""
+        return "images" if isinstance(self.inputs, ImageInputs) else "x"
+
+    def _taken(self, x: Any) -> Inputs:
+        """What a batch shows of the inputs to come."""
+        inputs = inputs_of(x)
+        return ImageInputs(inputs.shape, *self._statistics, inputs.dtype) if isinstance(inputs, ImageInputs) else inputs
 
 
 def _compare(saved: dict[str, Any], texts: dict[str, Any]) -> None:
@@ -517,8 +545,3 @@ def _compare(saved: dict[str, Any], texts: dict[str, Any]) -> None:
                 f"it was saved with the {name} {saved.get(name)}, and the one given is {text}; give that one, "
                 "or say accept_changes=True if the change is meant"
             )
-
-
-def _array(values: Any, what: str) -> npt.NDArray[Any]:
-    """A copy, so that read-only and mirrored arrays are as good as any."""
-    return np.array(as_array(values, what))

@@ -62,16 +62,15 @@ def test_a_class_may_have_no_images():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"train_y": [0, 1]}, "one label for each of the 6 images"),
+        ({"train_y": [0, 1]}, "one label for each of the 6 examples"),
         ({"train_y": [0.0, 1, 2, 0, 1, 2]}, "whole numbers"),
         ({"train_y": [np.nan, 1, 2, 0, 1, 2]}, "NaN"),
         ({"train_y": [-1, 1, 2, 0, 1, 2]}, "negative label -1"),
-        ({"train_y": [True] * 6}, "is bool"),
         ({"train_y": np.zeros((6, 1), int)}, "shape"),
         ({"train_x": X.astype(np.int64)}, "int64"),
         ({"train_x": X.astype(np.float32)}, r"outside \[0, 1\]"),
         ({"train_x": np.full(X.shape, np.nan)}, "NaN"),
-        ({"train_x": X[0, 0]}, "dimensions"),
+        ({"train_x": X[0, 0]}, "test_x must have the shape"),
         ({"train_x": X[:0], "train_y": []}, "no images"),
         ({"train_x": X.transpose(0, 3, 1, 2)}, "channels"),
         ({"train_x": torch.from_numpy(X)}, "channels"),

@@ -96,7 +96,7 @@ def test_a_learned_scale_counts_for_its_layer() -> None:
     """As weights that belong to one layer do, where penalties are made rows."""
     net = nets.build("mlp(width=5, depth=3)", Images((1, 2, 2), (0.5,), (0.25,)), CLASSES, taps=3)
     net.classifier = CosineHead(net.classifier, 1.0, 1e-12, learned=True)
-    pieces = [piece for piece in FlatParameters(net, (1, 2, 2)).pieces if piece.parameter is net.classifier.scale]
+    pieces = [piece for piece in FlatParameters(net, net.inputs).pieces if piece.parameter is net.classifier.scale]
     assert [(piece.part, piece.layer, piece.size, piece.head) for piece in pieces] == [(i, i, 1, True) for i in range(3)]
 
 

@@ -184,7 +184,7 @@ def test_bad_options_are_refused() -> None:
 
 def test_every_weight_counts_for_the_first_tap_that_depends_on_it() -> None:
     engine = toy_engine("er()", taps=4, net="resnet18(width=2)")
-    flat = FlatParameters(engine.net, TOY_SHAPE)
+    flat = FlatParameters(engine.net, engine.net.inputs)
     assert sum(flat.sizes) == sum(parameter.numel() for parameter in engine.net.parameters())
     name_of = {id(parameter): name for name, parameter in engine.net.named_parameters()}
     expected = {"stem": 0} | {f"{part}.{i}": i for part in ("stages", "gates", "chains") for i in range(4)}
@@ -202,7 +202,7 @@ def test_weights_that_start_at_zero_hide_nothing() -> None:
     engine = toy_engine("er()", taps=4, net="mlp(width=5, depth=4)")
     with torch.no_grad():
         engine.net.backbone.hidden[2].weight.zero_()
-    flat = FlatParameters(engine.net, TOY_SHAPE)
+    flat = FlatParameters(engine.net, engine.net.inputs)
     layer = {id(piece.parameter): piece.layer for piece in flat.pieces}
     for number, linear in enumerate(engine.net.backbone.hidden):
         assert layer[id(linear.weight)] == layer[id(linear.bias)] == number
@@ -210,7 +210,7 @@ def test_weights_that_start_at_zero_hide_nothing() -> None:
 
 def test_a_module_that_no_tap_depends_on_counts_for_the_last() -> None:
     engine = toy_engine("mose()", taps=4)
-    flat = FlatParameters(engine.net, TOY_SHAPE)
+    flat = FlatParameters(engine.net, engine.net.inputs)
     extra = {id(parameter) for parameter in engine.net.extras.parameters()}
     assert extra
     assert {piece.layer for piece in flat.pieces if id(piece.parameter) in extra} == {3}
@@ -218,7 +218,7 @@ def test_a_module_that_no_tap_depends_on_counts_for_the_last() -> None:
 
 def test_flat_vectors_go_both_ways() -> None:
     engine = toy_engine("er()", taps=4, net="resnet18(width=2)")
-    flat = FlatParameters(engine.net, TOY_SHAPE)
+    flat = FlatParameters(engine.net, engine.net.inputs)
     for parameter, value in flat.scatter(flat.snapshot()).items():
         assert torch.equal(parameter, value)
     batch = engine.net(torch.randn(3, *TOY_SHAPE))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from gracecl.data.dataset import Data, ImageArray, Labels, channel_statistics
 from gracecl.errors import Misfit, UserError
+from gracecl.inputs import Images, Inputs, TensorTree, as_array, inputs_of
 
 Channels = Literal["first", "last"]
 
@@ -37,14 +38,23 @@ def from_arrays(
     std: Sequence[float] | None = None,
     tasks: int = 1,
     channels: Channels | None = None,
+    images: bool | None = None,
+    inputs: Inputs | None = None,
 ) -> Data:
     """A data set from numpy arrays or torch tensors; all four are needed.
 
-    ImageArray are numpy `[N, H, W, channels]`, tensors `[N, channels, H, W]` (`channels` says "first" or "last" where they lie
-    otherwise), or grey `[N, H, W]` of either kind; uint8, or
-    floating point in [0, 1], which becomes `round(255 · x)` with halves to even. uint8 memory is shared where its
-    layout allows. Labels are whole numbers from 0; every number up to the largest one is a class, with or without
-    images. `mean` and `std` are computed from the training pixels when not given.
+    Arrays of 3 or 4 dimensions are images: numpy `[N, H, W, channels]`, tensors `[N, channels, H, W]` (`channels` says "first" or
+    "last" where they lie otherwise), or grey `[N, H, W]` of either kind; uint8, uint16, or floating point in [0, 1], which becomes
+    `round(255 · x)` with halves to even. uint8 memory is shared where its layout allows. `mean` and `std` are computed from the
+    training pixels when not given.
+
+    Everything else is taken as it comes: vectors `[N, D]`, ids, and dicts or tuples of arrays, nested or not, each with the
+    examples first. `images=False` says so of arrays of 3 or 4 dimensions, such as sequences `[N, T, D]`. Double precision becomes
+    single; nothing is scaled or standardised. `inputs` says it all: `Inputs((T, D))`, or `Images(shape, mean, std, torch.float32)`
+    for images in floating point, channels first.
+
+    Labels are whole numbers from 0, of which every one up to the largest is a class, with or without examples; or they are of any
+    other hashable kind, such as texts: then classes are numbered in the order of `class_names`, or else sorted.
     """
     if channels not in (None, *get_args(Channels)):
         raise UserError(f"channels says where they lie, 'first' or 'last', not {channels!r}")
@@ -52,65 +62,85 @@ def from_arrays(
         raise UserError(f"name is what the data set is called, not a {type(name).__name__}")
     if isinstance(tasks, bool) or not isinstance(tasks, int) or tasks < 1:
         raise UserError(f"tasks is a whole number of at least 1, not {tasks!r}")
+    if inputs is not None and not isinstance(inputs, Inputs):
+        raise UserError(f"inputs is an Inputs such as Inputs((64,)), not a {type(inputs).__name__}")
+    if inputs is None and (are_images(train_x) if images is None else images):
+        train, test, taken = _image_sets(train_x, test_x, channels, mean, std)
+    else:
+        if mean is not None or std is not None or channels is not None:
+            raise UserError("mean, std and channels are those of images, which these inputs are not; leave them out")
+        taken = inputs_of(train_x, "train_x") if inputs is None else inputs
+        train, test = taken.read(train_x, "train_x"), taken.read(test_x, "test_x")
+    if class_names is not None and (isinstance(class_names, str) or not isinstance(class_names, Sequence | np.ndarray)):
+        raise UserError(f"class_names is a list of names, one for each class, not a {type(class_names).__name__}")
+    labels, names = numbered([(train_y, "train_y", len(train)), (test_y, "test_y", len(test))], class_names)
+    return Data(name, train, labels[0], test, labels[1], taken, names, tasks)
+
+
+def are_images(x: Any) -> bool:
+    """Whether an array is taken for images: 4 dimensions, or 3 of bytes, 16 bits or floating point."""
+    if isinstance(x, Mapping | tuple | TensorTree):
+        return False
+    array = as_array(x, "train_x")
+    return array.ndim == 4 or (array.ndim == 3 and (array.dtype.kind == "f" or array.dtype in (np.uint8, np.uint16)))
+
+
+def _image_sets(
+    train_x: Any, test_x: Any, channels: Channels | None, mean: Sequence[float] | None, std: Sequence[float] | None
+) -> tuple[Tensor, Tensor, Inputs]:
+    """Training and test images as tensors, and what they are."""
     train, test = _images(train_x, "train_x", channels), _images(test_x, "test_x", channels)
     if train.shape[1:] != test.shape[1:]:
         raise UserError(f"train_x holds images of shape {train.shape[1:]} and test_x of {test.shape[1:]}; they must agree")
-    train_labels, test_labels = _labels(train_y, "train_y", len(train)), _labels(test_y, "test_y", len(test))
-    count = int(max(train_labels.max(), test_labels.max())) + 1
-    if class_names is not None and (isinstance(class_names, str) or not isinstance(class_names, Sequence | np.ndarray)):
-        raise UserError(f"class_names is a list of names, one for each class, not a {type(class_names).__name__}")
-    shown = len(np.unique(train_labels))
+    if train.dtype != test.dtype:
+        raise UserError(f"train_x is {train.dtype} and test_x {test.dtype}; they must agree")
+    own_mean, own_std = channel_statistics(train) if mean is None or std is None else ((), ())
+    taken = Images(
+        train.shape[1:],
+        own_mean if mean is None else _per_channel(mean, "mean", train.shape[1]),
+        own_std if std is None else _per_channel(std, "std", train.shape[1]),
+        torch.from_numpy(train[:0]).dtype,
+    )
+    return torch.from_numpy(train), torch.from_numpy(test), taken
+
+
+def numbered(given: list[tuple[Any, str, int]], class_names: Sequence[str] | None) -> tuple[list[Labels], tuple[str, ...]]:
+    """The labels of several sets as class numbers, and the names of the classes; each set comes with its name and length."""
+    arrays = [_one_each(y, what, count) for y, what, count in given]
+    if all(np.issubdtype(array.dtype, np.integer) for array in arrays):
+        labels = [_numbers(array, what) for array, (_, what, _) in zip(arrays, given, strict=True)]
+        return labels, _names_of_numbers(labels, class_names)
+    values = [_hashable(array, what) for array, (_, what, _) in zip(arrays, given, strict=True)]
+    met = list(dict.fromkeys(value for of_set in values for value in of_set))
+    if class_names is None:
+        with suppress(TypeError):  # of several kinds, which have no order: that in which they come
+            met.sort()
+        classes, names = met, tuple(map(str, met))
+    else:
+        classes, names = list(class_names), tuple(map(str, class_names))
+        if unknown := [value for value in met if value not in classes]:
+            raise UserError(f"the label {unknown[0]!r} is not one of the {len(classes)} class_names; give the names of all classes")
+    number = {value: place for place, value in enumerate(classes)}
+    return [np.array([number[value] for value in of_set], np.int64) for of_set in values], names
+
+
+def _names_of_numbers(labels: list[Labels], class_names: Sequence[str] | None) -> tuple[str, ...]:
+    count, shown = 1 + max(int(of_set.max()) for of_set in labels), len(np.unique(labels[0]))
     if class_names is None and count > MANY_TIMES * shown:
         warnings.warn(
             f"the labels go up to {count - 1:,}, and {shown:,} of these {count:,} classes have training images; every class takes "
             "part in the losses and costs accuracy, so number them from 0: np.unique(labels, return_inverse=True)[1]",
             Misfit,
-            stacklevel=2,
+            stacklevel=4,
         )
     names = tuple(map(str, range(count) if class_names is None else class_names))
     if len(names) < count:
         raise UserError(f"class_names has {len(names)} names, but the labels go up to {count - 1}; give at least {count}")
-    own_mean, own_std = channel_statistics(train) if mean is None or std is None else ((), ())
-    return Data(
-        name=name,
-        train_x=torch.from_numpy(train),
-        train_y=train_labels,
-        test_x=torch.from_numpy(test),
-        test_y=test_labels,
-        mean=own_mean if mean is None else _per_channel(mean, "mean", train.shape[1]),
-        std=own_std if std is None else _per_channel(std, "std", train.shape[1]),
-        class_names=names,
-        tasks=tasks,
-    )
+    return names
 
 
-def as_array(given: Any, what: str) -> npt.NDArray[Any]:
-    """The values as a numpy array, whose memory they may share."""
-    if isinstance(given, Dataset | Data):
-        raise UserError(
-            f"{what} is a data set ({type(given).__name__}) and not an array; take its images and labels out of it, for example "
-            "torch.stack([image for image, _ in dataset]) and [label for _, label in dataset]"
-        )
-    if not isinstance(given, Tensor | Sequence) and not hasattr(given, "__array__") and not hasattr(given, "__array_interface__"):
-        # numpy would take it for one value, or ask for its items one by one, without end where no IndexError comes.
-        raise UserError(f"{what} must be an array or a tensor, not {'missing' if given is None else 'a ' + type(given).__name__}")
-    try:
-        return _host_array(given) if isinstance(given, Tensor) else np.asarray(given)
-    except (ValueError, TypeError, RuntimeError):
-        raise UserError(
-            f"{what} must be an array or a tensor, not a {type(given).__name__} of uneven parts, "
-            "or of tensors that numpy cannot read"
-        ) from None
-
-
-def _host_array(tensor: Tensor) -> npt.NDArray[Any]:
-    tensor = tensor.detach().cpu().to_dense()
-    array: npt.NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # numpy has no bfloat16
-    return array
-
-
-def _images(given: Any, what: str, channels: Channels | None) -> ImageArray:
-    """[N, channels, H, W] uint8, writable so that torch can share it."""
+def _images(given: Any, what: str, channels: Channels | None) -> npt.NDArray[Any]:
+    """[N, channels, H, W] uint8 or uint16, writable so that torch can share it."""
     array = as_array(given, what)
     place = channels or ("first" if isinstance(given, Tensor) else "last")
     if array.ndim not in (3, 4):
@@ -123,7 +153,7 @@ def _images(given: Any, what: str, channels: Channels | None) -> ImageArray:
         array = array.transpose(0, 3, 1, 2)
     if array.size == 0:
         raise UserError(f"{what} holds no images (shape {tuple(np.shape(given))})")
-    array = np.ascontiguousarray(_as_bytes(array, what))
+    array = np.ascontiguousarray(_as_pixels(array, what))
     return array if array.flags.writeable else array.copy()
 
 
@@ -138,26 +168,35 @@ def _refuse_swapped(what: str, shape: tuple[int, ...], place: str) -> None:
         )
 
 
-def _as_bytes(array: npt.NDArray[Any], what: str) -> ImageArray:
-    if array.dtype == np.uint8:
+def _as_pixels(array: npt.NDArray[Any], what: str) -> npt.NDArray[Any]:
+    if array.dtype in (np.uint8, np.uint16):
         return array
     if not np.issubdtype(array.dtype, np.floating):
-        raise UserError(f"{what} is {array.dtype}; images must be uint8, or floating point in [0, 1]")
+        raise UserError(
+            f"{what} is {array.dtype}; images must be uint8 or uint16, or floating point in [0, 1]; if it holds no images, say "
+            "images=False"
+        )
     if not (array.min() >= 0 and array.max() <= 1):
-        raise UserError(f"{what} is {array.dtype} with values outside [0, 1] or NaN; scale it, or convert it to uint8")
+        raise UserError(
+            f"{what} is {array.dtype} with values outside [0, 1] or NaN; scale it, or convert it to uint8; "
+            "if it holds no images, say images=False"
+        )
     scaled: ImageArray = np.rint(array * 255).astype(np.uint8)
     return scaled
 
 
-def _labels(given: Any, what: str, count: int) -> Labels:
-    array = as_array(given, what)
+def _one_each(given: Any, what: str, count: int) -> npt.NDArray[Any]:
+    if isinstance(given, list | tuple) and any(isinstance(value, tuple | frozenset) for value in given):
+        array = np.empty(len(given), object)  # numpy would take tuples for rows
+        array[:] = given
+    else:
+        array = as_array(given, what)
     if array.ndim != 1 or len(array) != count:
-        raise UserError(f"{what} must be one label for each of the {count} images, not an array of shape {array.shape}")
-    if not np.issubdtype(array.dtype, np.integer):
-        reason = "has NaN" if np.issubdtype(array.dtype, np.floating) and np.isnan(array).any() else f"is {array.dtype}"
-        named = array.dtype.kind in "USO" and reason != "has NaN"
-        remedy = ", which np.unique(labels, return_inverse=True)[1] makes of names" if named else ""
-        raise UserError(f"{what} {reason}; labels must be whole numbers from 0{remedy}")
+        raise UserError(f"{what} must be one label for each of the {count} examples, not an array of shape {array.shape}")
+    return array
+
+
+def _numbers(array: npt.NDArray[Any], what: str) -> Labels:
     if array.min() < 0:
         raise UserError(f"{what} has the negative label {array.min()}; labels must be whole numbers from 0")
     if array.max() >= MOST_CLASSES:
@@ -165,6 +204,22 @@ def _labels(given: Any, what: str, count: int) -> Labels:
             f"{what} has the label {array.max()}; labels are the numbers of classes, of which there are at most {MOST_CLASSES:,}"
         )
     return array.astype(np.int64)
+
+
+def _hashable(array: npt.NDArray[Any], what: str) -> list[Any]:
+    """Labels that are no numbers, as Python's own values."""
+    if array.dtype.kind in "fc":
+        reason = "has NaN" if np.isnan(array).any() else f"is {array.dtype}"
+        raise UserError(f"{what} {reason}; labels must be whole numbers from 0, texts or other hashable values")
+    values: list[Any] = array.tolist()
+    try:
+        dict.fromkeys(values)
+    except TypeError:
+        wrong = next(value for value in values if getattr(value, "__hash__", None) is None)
+        raise UserError(f"{what} has the label {wrong!r}, a {type(wrong).__name__}, which cannot be hashed") from None
+    if any(value is None or value != value for value in values):
+        raise UserError(f"{what} has missing labels (None or NaN); give every example one, or leave it out")
+    return values
 
 
 def _per_channel(values: Sequence[float], what: str, channels: int) -> tuple[float, ...]:

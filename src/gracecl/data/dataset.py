@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from gracecl.inputs import Images
+from gracecl.inputs import FULL, Batched, Images, Inputs, leaves
 
 ImageArray: TypeAlias = npt.NDArray[np.uint8]
 Labels: TypeAlias = npt.NDArray[np.int64]
@@ -29,15 +29,14 @@ class Data:
     """
 
     name: str
-    train_x: torch.Tensor
-    """uint8 [N, channels, height, width]"""
+    train_x: Batched
+    """`[N, …]`, of images uint8 `[N, channels, height, width]`; a `TensorTree` where an example has several parts"""
     train_y: Labels
     """int64 [N], 0 … classes - 1"""
-    test_x: torch.Tensor
+    test_x: Batched
     test_y: Labels
-    mean: tuple[float, ...]
-    """per channel, of pixels scaled to [0, 1]"""
-    std: tuple[float, ...]
+    inputs: Inputs
+    """what one example looks like, and how a net sees it"""
     class_names: tuple[str, ...]
     tasks: int
     """the usual number of tasks of its split stream"""
@@ -47,31 +46,36 @@ class Data:
         return len(self.class_names)
 
     @property
-    def inputs(self) -> Images:
-        """What one image looks like, and how a net sees it."""
-        return Images(self.shape, self.mean, self.std)
+    def shape(self) -> tuple[int, ...]:
+        """of one example: (channels, height, width) of an image"""
+        return self.inputs.shape
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(channels, height, width) of one image."""
-        channels, height, width = self.train_x.shape[1:]
-        return channels, height, width
+    def mean(self) -> tuple[float, ...]:
+        """per channel, of pixels scaled to [0, 1]"""
+        return self.inputs.images.statistics[0]
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        return self.inputs.images.statistics[1]
 
     def __repr__(self) -> str:
-        size = " × ".join(map(str, self.shape))
-        return (
-            f"Data({self.name}: {self.classes} classes, {len(self.train_y)} training and {len(self.test_y)} test images of {size})"
-        )
+        images = isinstance(self.inputs, Images)
+        what = f"images of {' × '.join(map(str, self.shape))}" if images else f"examples of {self.inputs}"
+        return f"Data({self.name}: {self.classes} classes, {len(self.train_y)} training and {len(self.test_y)} test {what})"
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over shapes, labels and pixels: equal when two sets hold the same images in the same order."""
+        """SHA-256 over shapes, types, labels and values: equal when two sets hold the same examples in the same order."""
         digest = hashlib.sha256()
         for x, y in ((self.train_x, self.train_y), (self.test_x, self.test_y)):
-            digest.update(repr(tuple(x.shape)).encode())
-            digest.update(np.ascontiguousarray(y, dtype="<i8").tobytes())
-            for chunk in chunks(x.numpy()):
-                digest.update(np.ascontiguousarray(chunk).data)
+            for number, (place, leaf) in enumerate(leaves(x)):
+                kind = "" if leaf.dtype == torch.uint8 and not place else f"{place}{leaf.dtype}"  # bytes were alone once
+                digest.update(f"{kind}{tuple(leaf.shape)!r}".encode())
+                if number == 0:
+                    digest.update(np.ascontiguousarray(y, dtype="<i8").tobytes())
+                for chunk in chunks(leaf.numpy()):
+                    digest.update(np.ascontiguousarray(chunk).data)
         return digest.hexdigest()
 
 
@@ -81,6 +85,13 @@ def chunks(images: ImageArray) -> Iterator[ImageArray]:
         yield images[start : start + CHUNK]
 
 
+def with_own_statistics(inputs: Inputs, x: Batched) -> Inputs:
+    """The inputs with mean and standard deviation of these images; others have none."""
+    if not isinstance(inputs, Images):
+        return inputs
+    return Images(inputs.shape, *channel_statistics(x.numpy()), inputs.dtype)
+
+
 def channel_statistics(images: ImageArray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel, pixels scaled to [0, 1].
 
@@ -88,6 +99,8 @@ def channel_statistics(images: ImageArray) -> tuple[tuple[float, ...], tuple[flo
     constant channel gets the standard deviation 1, because pixels are divided by it.
     """
     channels = images.shape[1]
+    if images.dtype != np.uint8:
+        return _statistics_of_numbers(images)
     counts = np.zeros((channels, 256), dtype=np.int64)
     for chunk in chunks(images):
         for channel in range(channels):
@@ -99,3 +112,17 @@ def channel_statistics(images: ImageArray) -> tuple[tuple[float, ...], tuple[flo
     std = np.sqrt(np.maximum(variance, 0))
     std[std == 0] = 255
     return tuple((mean / 255).tolist()), tuple((std / 255).tolist())
+
+
+def _statistics_of_numbers(images: npt.NDArray[Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Those of 16 bits or of floating point, summed in double precision."""
+    full = FULL[torch.from_numpy(images[:0]).dtype]
+    sums, count = np.zeros((2, images.shape[1])), 0
+    for chunk in chunks(images):
+        scaled = chunk.astype(np.float64) / full
+        sums += scaled.sum((0, 2, 3)), (scaled**2).sum((0, 2, 3))
+        count += scaled.size // images.shape[1]
+    mean = sums[0] / count
+    std = np.sqrt(np.maximum(sums[1] / count - mean**2, 0))
+    std[std == 0] = 1
+    return tuple(mean.tolist()), tuple(std.tolist())

@@ -14,6 +14,7 @@ from gracecl.data.dataset import Data, Labels, channel_statistics
 from gracecl.data.folder import from_folder
 from gracecl.errors import UserError
 from gracecl.files import without_nul
+from gracecl.inputs import Images
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -36,6 +37,8 @@ def from_domains(parts: Mapping[str, Data], name: str = "domains") -> Domains:
     """One data set of several, a domain each, in the order given; classes are matched by their names."""
     if not parts:
         raise UserError("from_domains: there are no domains; give at least one data set")
+    if not all(isinstance(data.inputs, Images) for data in parts.values()):
+        raise UserError("from_domains joins data sets of images; concatenate the arrays of others and give them to from_arrays")
     if len({data.shape[1:] for data in parts.values()}) > 1:
         raise UserError("the domains hold images of different extents; give a size, as in domain-folder(path='DIR', size=32)")
     names = sorted({label for data in parts.values() for label in data.class_names})
@@ -48,15 +51,13 @@ def from_domains(parts: Mapping[str, Data], name: str = "domains") -> Domains:
             x[part].append(images.expand(-1, channels, -1, -1))
             y[part].append(number[labels])
     train_x = torch.cat(x["train"])
-    mean, std = channel_statistics(train_x.numpy())
     return Domains(
         name=name,
         train_x=train_x,
         train_y=np.concatenate(y["train"]),
         test_x=torch.cat(x["test"]),
         test_y=np.concatenate(y["test"]),
-        mean=mean,
-        std=std,
+        inputs=Images(train_x.shape[1:], *channel_statistics(train_x.numpy())),
         class_names=tuple(names),
         tasks=len(parts),
         train_domain=np.repeat(np.arange(len(parts)), [len(labels) for labels in y["train"]]),

@@ -18,6 +18,7 @@ from gracecl.data.source import Contents, some
 from gracecl.data.splits import held_out
 from gracecl.errors import Caution, UserError
 from gracecl.files import without_nul
+from gracecl.inputs import Images
 
 ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 TEST_FOLDERS = ("test", "val")
@@ -55,15 +56,13 @@ def from_folder(
     resolution = f"{size}px" if size else "native"
     entry = cache_folder(data_root(root)) / f"folder-{resolution}-{sha256(str(place).encode()).hexdigest()[:16]}"
     arrays = decoded(entry, key, lambda: _contents(train, test), extent, place.name, mmap_bytes)
-    mean, std = channel_statistics(arrays.train_x)
     return Data(
         name=name or place.name,
         train_x=torch.from_numpy(arrays.train_x),
         train_y=arrays.train_y,
         test_x=torch.from_numpy(arrays.test_x),
         test_y=arrays.test_y,
-        mean=mean,
-        std=std,
+        inputs=Images(arrays.train_x.shape[1:], *channel_statistics(arrays.train_x)),
         class_names=arrays.class_names,
         tasks=tasks,
     )

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from gracecl.core import Ints
-from gracecl.data.arrays import as_array
 from gracecl.errors import UserError
+from gracecl.inputs import as_array
 
 UNKNOWN = -1
 """number of a label that is not among the classes"""

@@ -21,6 +21,7 @@ from gracecl.data.folder import from_folder
 from gracecl.data.locations import cache_folder, data_root
 from gracecl.data.source import Source
 from gracecl.errors import UserError
+from gracecl.inputs import Images
 from gracecl.registry import datasets
 from gracecl.registry.spec import parse_numbers
 
@@ -124,8 +125,7 @@ def _from_source(source: Source, root: Path, size: int | None, mmap_bytes: int |
         train_y=arrays.train_y,
         test_x=torch.from_numpy(arrays.test_x),
         test_y=arrays.test_y,
-        mean=source.mean,
-        std=source.std,
+        inputs=Images(arrays.train_x.shape[1:], source.mean, source.std),
         class_names=arrays.class_names,
         tasks=source.tasks,
     )

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gracecl.data.dataset import Data, Labels, channel_statistics
+from gracecl.data.dataset import Data, Labels, with_own_statistics
 from gracecl.errors import UserError
 
 
@@ -45,13 +45,11 @@ def part_of(data: Data, classes: Labels, validation: float | None, seed: int) ->
     if not len(train) or not len(test):
         raise UserError(f"{data.name} has too few images of these classes to train on some and to evaluate on others; choose more")
     images = data.train_x[torch.from_numpy(train)]
-    mean, std = channel_statistics(images.numpy())
     return replace(
         data,
         train_x=images,
         train_y=data.train_y[train],
         test_x=from_x[torch.from_numpy(test)],
         test_y=from_y[test],
-        mean=mean,
-        std=std,
+        inputs=with_own_statistics(data.inputs, images),
     )

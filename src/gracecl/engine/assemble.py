@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from gracecl import rng
 from gracecl.core import MEMORY_SOURCE, Batch, Block, Ints, Plan, StreamBatch, View
 from gracecl.functional import augment
+from gracecl.inputs import Batched
 from gracecl.memory import Memories
 from gracecl.nets.tapped import TappedNet
 
@@ -52,7 +52,7 @@ def assemble(
     return Batch(x, y, origins, blocks, progress, net.classes, seed, repeat, learning_rate, plan, new, usual[0])
 
 
-def gather(x: Tensor, positions: Ints, more: Tensor) -> Tensor:
+def gather(x: Batched, positions: Ints, more: Batched) -> Batched:
     """Some images of x, then more images."""
     some = x if np.array_equal(positions, np.arange(len(x))) else x.index_select(0, torch.from_numpy(positions).to(x.device))
     return torch.cat([some, more]) if len(more) else some

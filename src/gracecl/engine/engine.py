@@ -6,7 +6,7 @@ plans: which images, by block  →  gather (bytes)  →  views, augmented on the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,7 +58,7 @@ class Engine:
         memories: Memories,
         *,
         seed: int = 0,
-        augmentation: str = "tau",
+        augmentation: str | Callable[[Any, torch.Generator], Any] = "tau",
         optimizer: str | optim.OptimizerFactory = OPTIMIZER,
         scheduler: str | SchedulerFactory | None = None,
         scheduler_step: SchedulerStep = "step",
@@ -67,6 +67,8 @@ class Engine:
         self.method, self.chain, self.net, self.memories, self.seed = method, method.chain, net, memories, seed
         self.device = net.classifier.weight.device
         self.augmentation, self.precision = augment.augmentation(augmentation), precision
+        if self.augmentation and not callable(augmentation) and net.inputs.known:
+            _ = net.inputs.images  # others are refused before anything is learned
         with rng.torch_seed(seed, "modules of the method", device=self.device):
             self.chain.attach(net, memories)
         groups = net.parameter_groups()
@@ -184,7 +186,7 @@ class Engine:
         """
         repeat = 0
 
-        def preview(views: tuple[View, ...]) -> Tensor:
+        def preview(views: tuple[View, ...]) -> Any:
             return self.assemble(Plan({"new": Selection(np.arange(len(new)), views=views)}), new, repeat).x
 
         planning = Planning(self.rng("plan"), self.augmentation, self.full_rate, preview)

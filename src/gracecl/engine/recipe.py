@@ -16,7 +16,7 @@ from gracecl.engine.live import Live
 from gracecl.errors import Misfit, UserError
 from gracecl.functional import optim
 from gracecl.functional.augment import augmentation
-from gracecl.inputs import Inputs
+from gracecl.inputs import Images, Inputs
 from gracecl.memory import Memories
 from gracecl.methods.base import Method
 from gracecl.nets import TappedNet
@@ -80,7 +80,7 @@ class Recipe(LearnerOptions):
             net,
             memories,
             seed=self.seed,
-            augmentation=live.augment or self.augment,
+            augmentation=live.augment or augment_for(self.augment, inputs),
             optimizer=live.optimizer or self.optimizer,
             scheduler=live.scheduler or self.scheduler,
             scheduler_step=self.scheduler_step,
@@ -88,10 +88,16 @@ class Recipe(LearnerOptions):
         )
 
 
+def augment_for(augment: str, inputs: Inputs) -> str:
+    """The default augmentation is for images; other inputs are shown as they are."""
+    return "none" if augment == LearnerOptions.augment and not isinstance(inputs, Images) else augment
+
+
 def name_unfit_augmentation(augment: str, method: Method, inputs: Inputs) -> None:
     """Say that images are too small for the default augmentation, which a method that trains shows them in."""
     shape = inputs.shape
-    if augment == LearnerOptions.augment and min(shape[1:]) < SMALLEST_CROPPED and method.chain.traits.trains != "never":
+    small = isinstance(inputs, Images) and min(shape[1:]) < SMALLEST_CROPPED
+    if small and augment == LearnerOptions.augment and method.chain.traits.trains != "never":
         warnings.warn(
             f"images of {shape[1]} × {shape[2]} pixels are too small for the crops of the default augmentation '{augment}', which "
             "cost accuracy there; give augment='none' (--augment none)",

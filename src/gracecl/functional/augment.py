@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from gracecl.core import Ints
 from gracecl.errors import UserError
-from gracecl.inputs import Images, Inputs
+from gracecl.inputs import Batched, Images, Inputs, TensorTree, leaves, plain, tree_of
 from gracecl.registry import nearest
 from gracecl.registry.options import OF_THE_DATA
 
@@ -36,25 +36,26 @@ NORMALISATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 `imagenet` that of most convolutional nets, `none` leaves pixels in [0, 1]"""
 
 
-def normalisation(name: str, inputs: Images) -> Images:
+def normalisation(name: str, given: Inputs) -> Inputs:
     """The images with the mean and std of their data, as they are, or with others by name."""
     if name == OF_THE_DATA:
-        return inputs
+        return given
     if name not in NORMALISATIONS:
         known = (OF_THE_DATA, *NORMALISATIONS)
         raise UserError(f"unknown normalisation '{name}'{nearest(name, known)} (known: {', '.join(known)})")
+    inputs = given.images
     channels = inputs.shape[0]
     mean, std = (value * channels if len(value) == 1 else value for value in NORMALISATIONS[name])
     if len(mean) != channels:
         raise UserError(f"--normalise {name} is for images of {len(mean)} channels, not {channels}; use data, half or none")
-    return Images(inputs.shape, mean, std)
+    return Images(inputs.shape, mean, std, inputs.dtype)
 
 
 class Operation(Protocol):
     @property
     def draws(self) -> int: ...
 
-    def __call__(self, x: Tensor, u: Floats, inputs: Images) -> Tensor: ...
+    def __call__(self, x: Any, u: Floats, inputs: Any) -> Any: ...
 
 
 View = tuple[Operation, ...]
@@ -70,11 +71,11 @@ def is_raw(view: View) -> bool:
     return all(isinstance(operation, Mirror) for operation in view)
 
 
-def apply(view: View, x: Tensor, u: Floats, inputs: Inputs) -> Tensor:
+def apply(view: View, x: Batched, u: Floats, inputs: Inputs) -> Batched:
     """The view of each image, using row i of `u` for image i."""
     used = 0
     for operation in view:
-        x = operation(x, u[:, used : used + operation.draws], inputs.images)
+        x = operation(x, u[:, used : used + operation.draws], inputs if isinstance(operation, Own) else inputs.images)
         used += operation.draws
     return x
 
@@ -270,6 +271,8 @@ def shift_hue(rgb: Tensor, turn: Tensor) -> Tensor:
 
 def mix(x: Tensor, first: Ints, second: Ints, share: Floats) -> Tensor:
     """Mixup of pairs of images, given by their rows in x: `share` of the first and the rest of the second."""
+    if not (isinstance(x, Tensor) and x.is_floating_point()):
+        raise UserError("only numbers can be mixed, and the inputs are ids or have several parts; use a method without mixup")
     one, other = (x[torch.from_numpy(rows).to(x.device)] for rows in (first, second))
     return torch.lerp(other, one, torch.from_numpy(share).to(x).view(-1, *[1] * (x.ndim - 1)))
 
@@ -324,7 +327,35 @@ AUGMENTATIONS: dict[str, View] = {
 `crop` is Online-LoRA's, for photographs"""
 
 
-def augmentation(name: str) -> View:
+@dataclass(frozen=True)
+class Own:
+    """A view by a function of the user's: `f(x, generator)` of a batch as the net sees it, and a torch generator for its draws."""
+
+    function: Callable[[Any, torch.Generator], Any]
+    draws = 1
+
+    def __call__(self, x: Batched, u: Floats, inputs: Inputs) -> Batched:
+        if len(x) == 0:
+            return x
+        generator = torch.Generator().manual_seed(int(u[0, 0] * (1 << 53)))
+        view = tree_of(self.function(plain(x), generator))
+        shapes = [[leaf.shape for _, leaf in leaves(batch)] if _is_batch(batch) else [] for batch in (x, view)]
+        if shapes[0] != shapes[1]:
+            raise UserError(
+                f"augment= returned {view!r:.80} for a batch of {len(x)} inputs; it takes (x, generator) and returns what has the "
+                "shape of x"
+            )
+        return view
+
+
+def _is_batch(x: Any) -> bool:
+    return isinstance(x, TensorTree | Tensor)
+
+
+def augmentation(name: str | Callable[[Any, torch.Generator], Any]) -> View:
+    """The view of a name, or of a function of the user's own."""
+    if callable(name):
+        return (Own(name),)
     if name not in AUGMENTATIONS:
         raise UserError(f"unknown augmentation '{name}'{nearest(name, AUGMENTATIONS)} (known: {', '.join(AUGMENTATIONS)})")
     return AUGMENTATIONS[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gracecl.core import Ints, StreamBatch
+from gracecl.inputs import same_rows
 from gracecl.memory.class_balanced import place_in_class
 from gracecl.memory.reservoir import Memory
 
@@ -57,5 +58,5 @@ class HeldOut:
     def _known(self, new: StreamBatch) -> Ints:
         memory = self.memory
         slots = np.flatnonzero(np.isin(memory.examples.labels, new.labels))
-        same = (new.x.flatten(1)[:, None] == memory[slots].flatten(1)).all(dim=2).any(dim=1)
+        same = same_rows(new.x, memory[slots]).any(dim=1)
         return np.flatnonzero(same.cpu().numpy())

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gracecl.core import NO_TASK, Ints
 from gracecl.errors import UserError
-from gracecl.inputs import Inputs
+from gracecl.inputs import Batched, Inputs, plain, tree_of, write_rows
 from gracecl.machine import check_room
 
 BOOKKEEPING = 64
@@ -25,7 +25,7 @@ BOOKKEEPING = 64
 class Examples(NamedTuple):
     """Images with their labels and tasks."""
 
-    images: Tensor
+    images: Batched
     labels: Ints
     tasks: Ints
 
@@ -37,9 +37,9 @@ class Memory:
         if capacity < 0:
             raise UserError(f"a memory cannot hold {capacity} images; give 0 or more")
         check_room(capacity * (inputs.bytes + BOOKKEEPING), f"a memory of {capacity} images", "use a smaller --memory")
-        self.capacity, self.filled, self.offered = capacity, 0, 0
+        self.capacity, self.filled, self.offered, self.inputs = capacity, 0, 0, inputs
         try:
-            self.images = inputs.blank(capacity, device)
+            self.images: Batched = inputs.blank(capacity, device)
         except RuntimeError:
             size = capacity * inputs.bytes / 1e9
             raise UserError(f"there is no room for a memory of {capacity} images ({size:.1f} GB); use a smaller --memory") from None
@@ -60,11 +60,11 @@ class Memory:
         held = slice(0, self.filled)
         return Examples(self.images[held], self.labels[held], self.tasks[held])
 
-    def __getitem__(self, slots: Ints) -> Tensor:
+    def __getitem__(self, slots: Ints) -> Batched:
         """Return the images in these slots."""
         return self.images.index_select(0, torch.from_numpy(slots).to(self.images.device))
 
-    def add(self, rng: np.random.Generator, x: Tensor, labels: Ints, task: int = NO_TASK, **attributes: Tensor) -> Ints:
+    def add(self, rng: np.random.Generator, x: Batched, labels: Ints, task: int = NO_TASK, **attributes: Tensor) -> Ints:
         """Offer a batch, image after image: each is kept with the probability that leaves all offered so far equally likely.
 
         Returns the slots written. Where two images of the batch fall on one slot, the later one stays, as if they came singly.
@@ -84,13 +84,13 @@ class Memory:
         rows = np.sort(np.fromiter(last.values(), np.int64, len(last)))
         return chosen[rows], rows
 
-    def put(self, slots: Ints, x: Tensor, rows: Ints, labels: Ints, task: int, attributes: dict[str, Tensor]) -> None:
+    def put(self, slots: Ints, x: Batched, rows: Ints, labels: Ints, task: int, attributes: dict[str, Tensor]) -> None:
         """Write rows of a batch into slots of the caller's choice; the batch may be on another device."""
         if len(slots) == 0:
             return
         device = self.images.device
         where, which = torch.from_numpy(slots).to(device), torch.from_numpy(rows).to(device)
-        self.images.index_copy_(0, where, x.index_select(0, which.to(x.device)).to(device))
+        write_rows(self.images, where, x.index_select(0, which.to(x.device)).to(device))
         for name in self.attributes.keys() - attributes.keys():
             self.attributes[name][where] = 0
         for name, value in attributes.items():
@@ -169,7 +169,7 @@ class Memory:
         """Save filled slots only: a checkpoint of a half-empty memory is half the size."""
         held = slice(0, self.filled)
         return {
-            **self.examples._asdict(),
+            **self.examples._asdict() | {"images": plain(self.images[held])},
             "by_label": self._by_label.state_dict(self.filled),
             "by_task": self._by_task.state_dict(self.filled),
             "offered": self.offered,
@@ -182,7 +182,7 @@ class Memory:
             raise UserError(f"the saved memory holds {self.filled} images but this one only {self.capacity} slots")
         held = slice(0, self.filled)
         self.labels[:], self.tasks[:] = -1, NO_TASK
-        self.images[held] = state["images"].to(self.images.device)
+        self.images[held] = tree_of(state["images"]).to(self.images.device)
         self.labels[held], self.tasks[held] = state["labels"], state["tasks"]
         self._by_label.load_state_dict(state["by_label"], self.labels[held])
         self._by_task.load_state_dict(state["by_task"], self.tasks[held])

@@ -40,7 +40,7 @@ from torch.nn import functional as F
 from gracecl.core import Batch, LossTable, Plan, Planning, Selection, StreamBatch, Taps, apart
 from gracecl.functional.losses import cross_entropy, mixed_cross_entropy
 from gracecl.memory import Memories
-from gracecl.methods.base import Method
+from gracecl.methods.base import Method, Traits
 from gracecl.nets.scoring import Weights, gradient, rate_ahead, scoring, step_ahead
 from gracecl.registry import methods
 from gracecl.registry.spec import AtLeast, Within
@@ -71,6 +71,8 @@ class AdversarialReplay(Method):
     """whether the attacked images are mixed from two memory images each"""
     virtual_lr: float | None = None
     """rate of the step that is looked ahead; None is the optimizer's for SGD, 0.1 for others, whose rates mean something else"""
+
+    traits = Traits(images="moves pixels of images within [0, 1]")
 
     def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
         stream, slots = np.arange(len(new)), memories.replay.draw(self.n_recall, planning.rng, except_labels=new.labels.tolist())

@@ -60,7 +60,7 @@ class AGEM(Method):
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
-        self.weights = FlatParameters(net, memories.replay.images.shape[1:])
+        self.weights = FlatParameters(net, memories.replay.inputs)
 
     def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
         barred = new.progress.task if self.exclude_current_task else None

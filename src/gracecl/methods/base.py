@@ -22,6 +22,7 @@ from torch import Tensor
 
 from gracecl.core import Batch, LossTable, Plan, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
+from gracecl.inputs import Images
 from gracecl.methods.state import per_class, per_weight, restored, saved
 from gracecl.nets.growth import Grows, Growth
 from gracecl.registry import methods, spec
@@ -54,6 +55,8 @@ class Traits:
     nothing is trained by gradients and a wrapper has nothing to act on"""
     attention: bool = False
     """whether it works on transformers alone"""
+    images: str = ""
+    """what it does with images and can do with nothing else, as its name says it: "shows images mirrored"; "" for any input"""
     moves_weights: bool = False
     """whether its `after_step` changes weights, so that it comes before those that follow the weights"""
     met_only: bool | None = None
@@ -250,6 +253,8 @@ class Chain:
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         for part in self.parts:
+            if part.traits.images and net.inputs.known and not isinstance(net.inputs, Images):
+                raise UserError(f"{part.name} {part.traits.images}, and the inputs are {net.inputs}; use a method such as er()")
             part.attach(net, memories)
             part.in_use = True  # type: ignore[misc]
 

@@ -89,9 +89,8 @@ class DVC(Replay):
     def interference(self, new: StreamBatch, memories: Memories, planning: Planning, slots: Ints) -> Tensor:
         """`[C]`: by how much the gradient of each candidate would grow."""
         net, memory, device = self.net, memories.replay, new.x.device
-        views = (
-            net.inputs.normalise(new.x).repeat(2, 1, 1, 1) if planning.preview is None else planning.preview(((), planning.augment))
-        )
+        raw = net.inputs.normalise(new.x)
+        views = torch.cat([raw, raw]) if planning.preview is None else planning.preview(((), planning.augment))
         y = torch.from_numpy(new.labels).to(device)
         seen = torch.tensor(new.progress.seen, device=device)
         direction = gradient_of(net, views, lambda out: sum_of(self.terms(out.logits, y, seen)), "frozen")

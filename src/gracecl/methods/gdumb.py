@@ -69,7 +69,10 @@ class GDumb(Method):
     cutmix_alpha: Annotated[float, Above(0)] = 1.0
     """λ is drawn from Beta(alpha, alpha)"""
 
-    traits = Traits(trains="evaluation", met_only=True)
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]
+        pastes = "pastes parts of images into others (cutmix), unless cutmix=0" if self.cutmix else ""
+        return Traits(trains="evaluation", met_only=True, images=pastes)
 
     def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
         return iter(())

@@ -71,7 +71,7 @@ class GSA(Method):
     reference: bool = False
     """leave the head as it is from the second task on, outputs of new classes as drawn, as the authors' program does by accident"""
 
-    traits = Traits(boundaries="required", met_only=True)
+    traits = Traits(boundaries="required", met_only=True, images="shows images mirrored")
     state = (per_class("sums", axis=2), "task_start", "fresh")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:

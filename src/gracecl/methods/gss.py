@@ -88,7 +88,7 @@ class GSS(ER):
     def stored(self, memory: Memory, slots: Ints) -> tuple[Tensor, Ints]:
         """Normalised images `[n, b, …]` and labels `[n, b]` of groups of slots."""
         images = self.net.inputs.normalise(memory[slots.reshape(-1)])
-        return images.view(*slots.shape, *images.shape[1:]), memory.labels[slots]
+        return images.unflatten(0, slots.shape), memory.labels[slots]
 
     def gradients(self, x: Tensor, labels: Ints) -> Tensor:
         return gradients_of_groups(self.net, x, torch.from_numpy(labels).to(x.device), self.scope)

@@ -15,7 +15,7 @@ import copy
 from dataclasses import dataclass
 
 from gracecl.errors import UserError
-from gracecl.methods.base import Method, Wrapper
+from gracecl.methods.base import Method, Traits, Wrapper
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 
@@ -27,6 +27,8 @@ class Mirrored(Wrapper):
 
     inner: Method = "er()"  # type: ignore[assignment]
     """the method that learns"""
+
+    traits = Traits(images="looks at images and their mirror images")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -66,7 +66,7 @@ class MOSE(Method):
     ] = "ncm_mean"
     """the headline rule; ncm and linear are always reported, lda and ridge on the memory's features where asked for"""
 
-    traits = Traits(boundaries="used", all_taps=True)
+    traits = Traits(boundaries="used", all_taps=True, images="shows images mirrored")
 
     @property
     def rule(self) -> str:

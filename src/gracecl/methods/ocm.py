@@ -56,7 +56,7 @@ class OCM(RotationContrast):
     every: Annotated[int, AtLeast(0)] = 500
     """steps after which the teacher is renewed on a stream without task marks, which is our extension; 0 is never"""
 
-    traits = Traits(boundaries="used", interval="every")
+    traits = Traits(boundaries="used", interval="every", images="turns images by 90 degrees")
     state = ("teacher",)
 
     def attach(self, net: TappedNet, memories: Memories) -> None:

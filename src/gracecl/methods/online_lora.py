@@ -95,7 +95,7 @@ class OnlineLoRA(Method):
         self.adapters = [module for module in net.modules() if isinstance(module, LowRankLinear)]
         factors = {factor for adapter in self.adapters for factor in (adapter.down, adapter.up)}
         self.names = {parameter: name for name, parameter in net.named_parameters() if parameter in factors}
-        self.flat = FlatParameters(net, memories.replay.images.shape[1:])
+        self.flat = FlatParameters(net, memories.replay.inputs)
         self.importance = self.of_adapters(torch.zeros_like)
         self.frozen = torch.zeros_like(self.importance)
         """the factors that were folded so far, added up; only the authors' program needs them"""

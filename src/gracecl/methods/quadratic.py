@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gracecl.core import Batch, LossTable, Progress, StreamBatch, Taps
+from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.base import Addition, Traits
 from gracecl.methods.state import per_weight
@@ -47,7 +48,7 @@ class QuadraticPenalty(Addition):
 
     def attach(self, net: TappedNet, memories: Memories) -> None:
         super().attach(net, memories)
-        self.flat = FlatParameters(net, tuple(memories.replay.images.shape[1:]))
+        self.flat = FlatParameters(net, memories.replay.inputs)
         self.anchor = self.flat.snapshot()
         self.importance = torch.zeros_like(self.anchor)
         self.consolidated = False
@@ -90,8 +91,9 @@ class MeasuredAtTaskEnd(QuadraticPenalty):
         memories[self.name].add(new.rng("observe"), new.x, new.labels, new.progress.task)
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Stored bytes as the net sees them; what is normalised already stays."""
-        return self.net.inputs.normalise(images) if images.dtype == torch.uint8 else images
+        """Stored inputs as the net sees them; images that are normalised already stay."""
+        inputs = self.net.inputs
+        return images if isinstance(inputs, Images) and images.dtype != inputs.dtype else inputs.normalise(images)
 
     def average(self, x: Tensor, score: Callable[..., Tensor], of_each: Callable[[Tensor], Tensor], *given: Tensor) -> Tensor:
         """`[P]`: the mean over images of `of_each` of the gradient of `score(logits, *given)`, a few images at a time."""
@@ -101,7 +103,7 @@ class MeasuredAtTaskEnd(QuadraticPenalty):
         for start in range(0, len(x), at_once):
             some = slice(start, start + at_once)
             found = gradients_of_each(
-                self.net, weights, score, self.normalised(x[some]).unsqueeze(1), *(value[some] for value in given)
+                self.net, weights, score, self.normalised(x[some])[:, None], *(value[some] for value in given)
             )
             for name, value in found.items():
                 sums[name] += of_each(value).sum(dim=0)

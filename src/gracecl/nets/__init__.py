@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gracecl.errors import UserError
-from gracecl.inputs import Inputs
+from gracecl.inputs import Images, Inputs, Parts
 from gracecl.machine import check_training
 from gracecl.nets.module import ModuleBackbone, tap
 from gracecl.nets.tapped import Backbone, TappedNet
@@ -18,6 +18,7 @@ from gracecl.registry import nets, normal, spec
 __all__ = ["Backbone", "ModuleBackbone", "TappedNet", "TrunkOptions", "build", "tap"]
 
 PAPER_TAPS = 4
+FOR_IMAGES = ("resnet18", "vit", "timm", "transformers", "efficientnet_lite0")
 COUNTED = ("mlp", "resnet18", "vit")
 """nets whose weights are counted before they are made; others come from elsewhere and have their size"""
 
@@ -35,6 +36,7 @@ def build(
     if not isinstance(expression, str):
         return _with_heads(expression, inputs, classes, taps)
     call, trunk_options = take_options(spec.parse_call(expression))
+    check_taken(call.name, inputs)
     given = inputs.shape, taps if taps is not None else PAPER_TAPS, taps is None
     if normal(call.name) in COUNTED:
         check_training(weights_of(call, given, classes), expression, "use a smaller net")
@@ -55,10 +57,23 @@ def _with_heads(given: nn.Module | Callable[[], nn.Module], inputs: Inputs, clas
     if not isinstance(module, nn.Module):
         raise UserError(f"net= is a function that returns a {type(module).__name__}; let it return a torch.nn.Module")
     if not isinstance(module, Backbone):
-        example = inputs.to("cpu").normalise(inputs.blank(1))
+        example = inputs.seen(1, torch.zeros)
         number = PAPER_TAPS if taps is None else taps
         module = ModuleBackbone(module, None, number, taps is None, example, freeze_unread=True, to_output=True)
     return TappedNet(module, classes, inputs)
+
+
+def check_taken(name: str, inputs: Inputs) -> None:
+    """Refuses a net by name for inputs that it does not take."""
+    remedy = "give a module of your own that does as net=, or tap one with gracecl.tap"
+    if isinstance(inputs, Parts) and normal(name) in ("mlp", *FOR_IMAGES):
+        raise UserError(f"{name} takes one tensor, and the inputs are a {inputs}; {remedy}")
+    if normal(name) in FOR_IMAGES and len(inputs.shape) != 3:
+        raise UserError(
+            f"{name} takes images [batch, channels, height, width], and the inputs are {inputs}; use mlp(...), or {remedy}"
+        )
+    if normal(name) in ("mlp", *FOR_IMAGES) and not (isinstance(inputs, Images) or inputs.dtype.is_floating_point):
+        raise UserError(f"{name} takes floating point, and the inputs are {inputs}; convert them, or {remedy}")
 
 
 def check(expression: str) -> None:

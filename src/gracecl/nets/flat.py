@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from gracecl.inputs import Inputs
 from gracecl.nets.growth import Growth
 from gracecl.nets.mode import in_mode
 from gracecl.nets.tapped import StackedLinear, TappedNet
@@ -40,10 +41,10 @@ class Piece:
 class FlatParameters:
     """The trainable weights of a net as one vector `[P]`; entries of the same tapped layer stand together."""
 
-    def __init__(self, net: TappedNet, shape: tuple[int, ...]) -> None:
-        """`shape` is that of one image, for the pass that finds each parameter's layer."""
+    def __init__(self, net: TappedNet, inputs: Inputs) -> None:
+        """`inputs` are what the net is fed with in the pass that finds each parameter's layer."""
         self.net, self._counted = net, -1
-        self.pieces = sorted(find_pieces(net, shape), key=lambda piece: piece.layer)
+        self.pieces = sorted(find_pieces(net, inputs), key=lambda piece: piece.layer)
         self.parameters = list({id(piece.parameter): piece.parameter for piece in self.pieces}.values())
 
     @property
@@ -113,7 +114,7 @@ class FlatParameters:
         return torch.cat([torch.full((piece.size,), piece.head, device=piece.parameter.device) for piece in self.pieces])
 
 
-def find_pieces(net: TappedNet, shape: tuple[int, ...]) -> list[Piece]:
+def find_pieces(net: TappedNet, inputs: Inputs) -> list[Piece]:
     """Find every trainable parameter's layer; stacked ones are split into one piece per layer."""
     stacked = {
         id(parameter): module
@@ -122,7 +123,7 @@ def find_pieces(net: TappedNet, shape: tuple[int, ...]) -> list[Piece]:
         for parameter in module.parameters(recurse=False)
     }
     heads = {id(parameter) for parameter in net.classifier.parameters()}
-    layer_of = first_taps(net, shape)
+    layer_of = first_taps(net, inputs)
     pieces = []
     for parameter in net.parameters():
         if not parameter.requires_grad:
@@ -135,7 +136,7 @@ def find_pieces(net: TappedNet, shape: tuple[int, ...]) -> list[Piece]:
     return pieces
 
 
-def first_taps(net: TappedNet, shape: tuple[int, ...]) -> dict[int, int]:
+def first_taps(net: TappedNet, inputs: Inputs) -> dict[int, int]:
     """Return `{id of a parameter: first tap that depends on it}`, by one small pass and a gradient per tap.
 
     The pass runs on weights with a little noise, so that those which start at zero do not hide what lies behind them, and in
@@ -151,7 +152,7 @@ def first_taps(net: TappedNet, shape: tuple[int, ...]) -> dict[int, int]:
         return 0.1 * torch.randn(like.shape, generator=generator).to(device, like.dtype)
 
     noisy = {name: (parameter.detach() + noise(parameter)).requires_grad_() for name, parameter in trainable.items()}
-    x = 10 * noise(torch.empty(4, *shape))
+    x = inputs.seen(4, lambda sizes: 10 * noise(torch.empty(sizes))).to(device)
     found: dict[int, int] = {}
     with in_mode(net, training=False), torch.enable_grad():
         features = functional_call(net, noisy, (x,)).features

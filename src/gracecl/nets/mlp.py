@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import torch
@@ -15,7 +16,7 @@ from gracecl.registry.spec import AtLeast, Within
 
 @nets.register("mlp")
 def mlp(
-    shape: tuple[int, int, int],
+    shape: tuple[int, ...],
     taps: int,
     at_most: bool,
     width: Annotated[int, AtLeast(1)] = 100,
@@ -25,7 +26,7 @@ def mlp(
     """Fully connected layers with ReLU, `depth` of them, `width` wide, with BatchNorm or without; any of the last can be tapped."""
     if taps > depth and not at_most:
         raise UserError(f"mlp(depth={depth}) has {depth} layers to tap, not {taps}; use a larger depth or --taps {depth}")
-    return MLP(shape[0] * shape[1] * shape[2], width, depth, min(taps, depth), norm)
+    return MLP(math.prod(shape), width, depth, min(taps, depth), norm)
 
 
 class MLP(Backbone):

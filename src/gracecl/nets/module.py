@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from gracecl.errors import UserError
+from gracecl.inputs import Batched, TensorTree, call, inputs_of, is_count, leaves, mapped
 from gracecl.nets.mode import in_mode
 from gracecl.nets.tapped import BATCH_NORMS, Backbone, TappedNet, stack_layers
 
@@ -45,7 +46,7 @@ def tap(
     *,
     classes: int,
     taps: int = 4,
-    example: Tensor | Sequence[int] | None = None,
+    example: Batched | Sequence[int] | None = None,
     embedding: int | None = None,
     pool: Pool = "auto",
 ) -> TappedNet:
@@ -87,7 +88,7 @@ class ModuleBackbone(Backbone):
         at: str | Sequence[str] | None = None,
         taps: int = STAGES,
         at_most: bool = True,
-        example: Tensor | Sequence[int] | None = None,
+        example: Batched | Sequence[int] | None = None,
         pool: Pool = "auto",
         freeze_unread: bool = False,
         to_output: bool = False,
@@ -126,7 +127,7 @@ class ModuleBackbone(Backbone):
         if freeze_unread:
             self._freeze_unread(run.x)
 
-    def _freeze_unread(self, x: Tensor) -> None:
+    def _freeze_unread(self, x: Batched) -> None:
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         with in_mode(self, training=False), torch.enable_grad():
             gradients = torch.autograd.grad(self(x).sum(), weights, allow_unused=True) if weights else ()
@@ -136,7 +137,7 @@ class ModuleBackbone(Backbone):
     def tap_parts(self) -> list[nn.Module]:
         return [self.readers]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Batched) -> Tensor:
         pooled: dict[str, Tensor] = {}
         enough = Enough()
         runs_left = self.last_runs
@@ -159,7 +160,7 @@ class ModuleBackbone(Backbone):
         ]
         try:
             with lone_values_allowed(self.model, len(x)):
-                self.model(x)
+                call(self.model, x)
         except Enough as stop:
             if stop is not enough:  # that of a net around this one
                 raise
@@ -223,23 +224,24 @@ def lone_values_allowed(model: nn.Module, batch: int) -> Iterator[None]:
 class DryRun(NamedTuple):
     """Record of a forward on an example."""
 
-    x: Tensor
+    x: Batched
     finished: list[str]
     """names of the modules that ran, in the order in which they finished; one that ran twice stands there twice"""
     outputs: dict[str, Any]
     """what each of them returned last"""
 
 
-def dry_run(model: nn.Module, example: Tensor | Sequence[int] | None) -> DryRun:
+def dry_run(model: nn.Module, example: Batched | Sequence[int] | None) -> DryRun:
     """Run a forward on two copies of the example, in evaluation mode; restore every module's mode afterwards."""
     weight = next(model.parameters(), torch.empty(0))
     reasons = []
     for x in [torch.zeros(shape) for shape in guesses(model)] if example is None else [one_input(example)]:
-        x = torch.cat([x, x]).to(weight.device, weight.dtype if x.is_floating_point() else None)
+        x = mapped(lambda leaf: torch.cat([leaf, leaf]).to(weight.device, weight.dtype if leaf.is_floating_point() else None), x)
         try:
             return watched(model, x)
         except MODEL_ERRORS as error:
-            reasons.append(f"{list(x.shape)}: {first_line(error)}")
+            shapes = ", ".join(f"{place}{' ' if place else ''}{list(leaf.shape)}" for place, leaf in leaves(x))
+            reasons.append(f"{shapes}: {first_line(error)}")
     if example is not None:
         raise UserError(
             f"{type(model).__name__} does not take inputs of the shape {reasons[0]}; "
@@ -251,8 +253,11 @@ def dry_run(model: nn.Module, example: Tensor | Sequence[int] | None) -> DryRun:
     )
 
 
-def one_input(example: Any) -> Tensor:
+def one_input(example: Any) -> Batched:
     """Return the first input of an example, or zeros of the given shape."""
+    if isinstance(example, Mapping | TensorTree) or (isinstance(example, tuple) and not all(map(is_count, example))):
+        inputs = inputs_of(example, "example=")
+        return inputs.normalise(inputs.read(example, "example="))[:1]
     if isinstance(example, np.ndarray):
         example = torch.from_numpy(example)
     if isinstance(example, Tensor) and example.ndim > 0:
@@ -264,7 +269,7 @@ def one_input(example: Any) -> Tensor:
     raise UserError(
         f"example= is one tensor with the batch first, or its shape such as (1, 3, 64, 64), not a {type(example).__name__}"
         + (f" ({example!r})" if isinstance(example, (int, str, tuple, list)) and len(repr(example)) < 60 else "")
-        + "; a model that takes something else is wrapped in a module that takes one tensor"
+        + "; a model that takes several is given a dict or a tuple of tensors"
     )
 
 
@@ -278,7 +283,7 @@ def guesses(model: nn.Module) -> list[tuple[int, ...]]:
     return []
 
 
-def watched(model: nn.Module, x: Tensor) -> DryRun:
+def watched(model: nn.Module, x: Batched) -> DryRun:
     run = DryRun(x, [], {})
 
     def note(name: str) -> Callable[..., None]:
@@ -291,7 +296,7 @@ def watched(model: nn.Module, x: Tensor) -> DryRun:
     hooks = [module.register_forward_hook(note(name)) for name, module in model.named_modules()]
     try:
         with in_mode(model, training=False), torch.no_grad():
-            model(x)
+            call(model, x)
     finally:
         for hook in hooks:
             hook.remove()
@@ -342,7 +347,8 @@ def choose_pool(model: nn.Module, run: DryRun, name: str, output: Tensor, pool: 
         return pool
     if output.ndim == 4:
         # Square images have square maps, which tells maps with channels last (as in Swin) from the usual ones.
-        square_input = run.x.ndim == 4 and run.x.shape[2] == run.x.shape[3]
+        shape = next(leaf.shape for _, leaf in leaves(run.x))
+        square_input = len(shape) == 4 and shape[2] == shape[3]
         return "mean" if square_input and output.shape[1] == output.shape[2] != output.shape[3] else "maps"
     kinds = [type(module) for module in model.modules()]
     if nn.Conv1d in kinds and nn.LayerNorm not in kinds:  # signals [B, C, T], not sequences

@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gracecl import rng
 from gracecl.core import Taps
 from gracecl.functional.losses import cross_entropy, cross_entropy_of_each
+from gracecl.inputs import leaves
 from gracecl.nets.mode import in_mode
 from gracecl.nets.tapped import TappedNet
 
@@ -98,10 +99,10 @@ def gradients_of_groups(net: TappedNet, x: Tensor, y: Tensor, scope: Literal["al
     trained = trainable(net)
     if scope == "heads":
         trained = {name: value for name, value in trained.items() if name.startswith("classifier.")}
-    if x.shape[1] > 1:  # a plain pass for each group takes two thirds of the time of one for all groups at once
+    if y.shape[1] > 1:  # a plain pass for each group takes two thirds of the time of one for all groups at once
         vectors = next(iter(trained.values())).new_empty(len(x), sum(value.numel() for value in trained.values()))
-        for images, labels, vector in zip(x, y, vectors, strict=True):
-            found = gradient(net, images, labels)
+        for group, (labels, vector) in enumerate(zip(y, vectors, strict=True)):
+            found = gradient(net, x[group], labels)
             parts = [found[name] if name in found else torch.zeros_like(value) for name, value in trained.items()]
             torch.cat([part.flatten() for part in parts], out=vector)
         return vectors
@@ -123,7 +124,7 @@ def gradients_of_each(net: TappedNet, weights: Weights, score: Callable[..., Ten
     def of_one(weights: Weights, images: Tensor, *rest: Tensor) -> Tensor:
         return score(functional_call(net, (weights, others), (images,)).logits, *rest)
 
-    images = x.shape[0] * x.shape[1]
+    images = next(leaf.shape[0] * leaf.shape[1] for _, leaf in leaves(x))
     # Fused attention has no rule for many gradients at once and would fall back to one after the other.
     with scoring(net, "eval"), sdpa_kernel(SDPBackend.MATH):
         found: Weights = vmap(grad(of_one), in_dims=(None, *(0 for _ in (x, *given))))(weights, x, *given)

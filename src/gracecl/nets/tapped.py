@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from gracecl.core import Taps
 from gracecl.errors import UserError
 from gracecl.functional.optim import ParameterGroup
-from gracecl.inputs import Inputs
+from gracecl.inputs import Batched, Inputs
 from gracecl.nets.growth import ClassAxis, Growth
 from gracecl.nets.mode import in_mode
 
@@ -145,7 +145,7 @@ class TappedNet(nn.Module):
         self.mirrored = False
         """whether scoring passes look at each image and at its mirror image, and average what they show"""
 
-    def forward(self, x: Tensor) -> Taps:
+    def forward(self, x: Batched) -> Taps:
         features = self.backbone(x)
         return Taps(features, self.classifier(features), self.projector)
 
@@ -183,12 +183,12 @@ class TappedNet(nn.Module):
         self.extras[name] = module.to(self.classifier.weight.device)
         return module
 
-    def predict(self, x: Tensor) -> Taps:
+    def predict(self, x: Batched) -> Taps:
         """Return the taps that predictions use: of the inputs or, if `mirrored`, the mean over them and their mirror images."""
         taps: Taps = self(x)
         return Taps.mean(taps, self(x.flip(-1))) if self.mirrored else taps
 
-    def sweep(self, images: Tensor, batch: int = 256) -> Iterator[tuple[slice, Taps]]:
+    def sweep(self, images: Batched, batch: int = 256) -> Iterator[tuple[slice, Taps]]:
         """A scoring pass over raw images, in evaluation mode and full precision; it leaves the net as it was."""
         device = self.classifier.weight.device
         with in_mode(self, training=False):

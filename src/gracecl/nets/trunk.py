@@ -137,7 +137,9 @@ def layers_called(net: TappedNet, layers: list[nn.Module]) -> set[nn.Module]:
     hooks = [layer.register_forward_hook(lambda layer, *_: called.add(layer)) for layer in layers]
     try:
         with in_mode(net, training=False), torch.no_grad():
-            net.backbone.forward(net.classifier.weight.new_zeros(1, *net.inputs.shape))  # not by a call, which may be compiled
+            net.backbone.forward(
+                net.inputs.seen(1, net.classifier.weight.new_zeros).to(net.classifier.weight.device)
+            )  # not by a call, which may be compiled
     finally:
         for hook in hooks:
             hook.remove()

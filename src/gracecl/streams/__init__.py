@@ -21,6 +21,7 @@ from gracecl.data import Data
 from gracecl.data.loading import DOMAINS, FOLDER
 from gracecl.errors import UserError
 from gracecl.files import as_path
+from gracecl.inputs import Batched
 from gracecl.registry import datasets as known_sets
 from gracecl.registry import nearest, normal, spec, streams
 from gracecl.registry.spec import AtLeast
@@ -95,7 +96,7 @@ class Stream:
         task, fresh = int(self.task_of_step[step]), bool(self.fresh[step])
         return StreamBatch(self.inputs(items), self.labels(items), positions, task, fresh, self.ends_task(step))
 
-    def inputs(self, items: Ints) -> torch.Tensor:
+    def inputs(self, items: Ints) -> Batched:
         """What the learner sees of entries of the order: the training images of these numbers."""
         images = self.data.train_x
         return images.index_select(0, torch.from_numpy(items).to(images.device))
@@ -108,7 +109,7 @@ class Stream:
         """Whether this is the last step of its task."""
         return self.has_tasks and bool(step + 1 == len(self) or self.task_of_step[step + 1] != self.task_of_step[step])
 
-    def test_images(self, seen: Collection[int], step: int | None = None) -> tuple[torch.Tensor, Ints, Ints]:
+    def test_images(self, seen: Collection[int], step: int | None = None) -> tuple[Batched, Ints, Ints]:
         """Test images, labels and tasks that an evaluation looks at, by the stream's rule.
 
         `seen` are the classes met, `step` is the last step learned; left out, the stream has come to its end.

@@ -21,7 +21,7 @@ import torch
 from gracecl import rng
 from gracecl.core import Ints
 from gracecl.data import Data
-from gracecl.data.dataset import channel_statistics
+from gracecl.data.dataset import with_own_statistics
 from gracecl.data.domains import domains_of
 from gracecl.registry import spec, streams
 from gracecl.registry.spec import AtLeast
@@ -57,8 +57,8 @@ def longtail(
     kept = np.sort(np.concatenate(stay))
     if len(kept) < len(data.train_y):
         images = data.train_x[torch.from_numpy(kept)]
-        mean, std = channel_statistics(images.numpy())
-        data = replace(data, train_x=images, train_y=data.train_y[kept], mean=mean, std=std, **domains_of(data, kept))
+        inputs = with_own_statistics(data.inputs, images)
+        data = replace(data, train_x=images, train_y=data.train_y[kept], inputs=inputs, **domains_of(data, kept))
     return inner(data, seed)
 
 

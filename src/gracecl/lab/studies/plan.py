@@ -122,7 +122,7 @@ def forward_flops(engine: Engine) -> float:
     """Count the FLOPs of one image's forward pass: PyTorch's counter overstates gradients of depthwise kernels."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    images = engine.net.inputs.normalise(engine.net.inputs.blank(2, engine.device))
+    images = engine.net.inputs.seen(2, torch.zeros).to(engine.device)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         engine.net(images)
     return float(counter.get_total_flops()) / len(images)
