@@ -123,7 +123,7 @@ STREAMS = [
         ),
         within(
             "longtail",
-            ("channel_statistics(images.numpy())", "(data.mean, data.std)"),
+            ("with_own_statistics(data.inputs, images)", "data.inputs"),
             (
                 "wanted[ordered] = tail_counts(int(counts.max()), data.classes, ratio, shape)",
                 "wanted[:] = tail_counts(int(counts.max()), data.classes, ratio, shape)",

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from gracecl.errors import UserError
-from gracecl.inputs import Batched, TensorTree, call, inputs_of, is_count, leaves, mapped
+from gracecl.inputs import Batched, TensorTree, call, inputs_of, leaves, mapped
 from gracecl.nets.mode import in_mode
 from gracecl.nets.tapped import BATCH_NORMS, Backbone, TappedNet, stack_layers
 
@@ -255,7 +255,9 @@ def dry_run(model: nn.Module, example: Batched | Sequence[int] | None) -> DryRun
 
 def one_input(example: Any) -> Batched:
     """Return the first input of an example, or zeros of the given shape."""
-    if isinstance(example, Mapping | TensorTree) or (isinstance(example, tuple) and not all(map(is_count, example))):
+    if isinstance(example, Mapping | TensorTree) or (
+        isinstance(example, tuple) and any(isinstance(part, Tensor | np.ndarray | Mapping) for part in example)
+    ):
         inputs = inputs_of(example, "example=")
         return inputs.normalise(inputs.read(example, "example="))[:1]
     if isinstance(example, np.ndarray):
