@@ -505,3 +505,11 @@ def incoming(engine: Engine) -> Any:
 
     data = toy_stream().data
     return StreamBatch(data.train_x[:3], data.train_y[:3], np.arange(3), progress=engine.progress)
+
+
+@pytest.mark.parametrize("addition", ["si()", "ewc()", "mas()"])
+def test_momentum_of_weights_that_only_the_penalty_reaches(addition: str) -> None:
+    """The projector has no gradient in the first task, and that of the penalty later."""
+    engine = toy_engine(f"er() + {addition}", optimizer="sgd(lr=0.01, momentum=0.9)")
+    feed(engine, toy_stream(), until=12)
+    assert engine.net.projector.weight in engine.optimizer.state

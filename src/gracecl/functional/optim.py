@@ -45,7 +45,12 @@ def adamw(
 
 def sgd(params: Parameters, lr: float = 0.1, momentum: float = 0.0, weight_decay: float = 0.0) -> torch.optim.Optimizer:
     """Stochastic gradient descent."""
-    return torch.optim.SGD(params, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=True)
+    made = torch.optim.SGD(params, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=True)
+    if momentum:
+        # The fused step takes momentum of all parameters or of none, while a penalty reaches some of them later than others.
+        for parameter in (parameter for group in made.param_groups for parameter in group["params"]):
+            made.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return made
 
 
 OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": adam, "adamw": adamw, "sgd": sgd}
