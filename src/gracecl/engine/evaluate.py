@@ -32,7 +32,8 @@ class Evaluation:
 
 
 def rule_scores(learner: Chain, out: Taps, columns: Tensor) -> dict[str, Tensor]:
-    """`{rule: [B, columns]}`: every family of scores by its last tap, by the mean over taps, and by each tap (numbered from 1).
+    """Return `{rule: [B, columns]}`: every family of scores by its last tap, by the mean over taps, and by each
+    tap (numbered from 1).
 
     `linear_votes` is the mean over taps of the softmax among those columns, as a logarithm.
     """
@@ -58,7 +59,7 @@ def seen_scores(learner: Chain, out: Taps, progress: Progress, rule: str) -> tup
 
 
 def scores_by(rule: str, learner: Chain, out: Taps, columns: Tensor) -> Tensor:
-    """`[B, columns]` under one rule; it depends on no value, so that a program can be exported of it."""
+    """Return `[B, columns]` under one rule; it depends on no value, so that a program can be exported of it."""
     scores = rule_scores(learner, out, columns)
     if rule not in scores:
         raise UserError(f"unknown rule '{rule}'{nearest(rule, scores)} (this learner has: {', '.join(scores)})")

@@ -53,7 +53,9 @@ NAMES = tuple(field.name for field in fields(Live))
 
 
 def is_expressible(method: Method) -> bool:
-    """Whether the expression that a method writes of itself names this very method: the same classes with the same options."""
+    """Return whether the expression that a method writes of itself names this very method: the same classes with
+    the same options.
+    """
     try:
         again = spec.parse_method(repr(method))
     except UserError:
@@ -77,7 +79,9 @@ def _text(value: Any, weights: bool) -> str:
 
 
 def _fits(name: str, value: Any) -> bool:
-    """Whether an object can stand in place of an expression; what it is not is said here, or by the check of the options."""
+    """Return whether an object can stand in place of an expression; what it is not is said here, or by the check
+    of the options.
+    """
     if name == "method":
         return isinstance(value, Method)
     if isinstance(value, torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler):

@@ -116,7 +116,7 @@ class Callbacks:
 
 
 def _has(member: Any, event: str) -> bool:
-    """Whether a callback has something to do at an event."""
+    """Return whether a callback has something to do at an event."""
     own = getattr(member, event, None)
     return callable(own) and getattr(own, "__func__", own) is not getattr(Callback, event)
 

@@ -67,7 +67,7 @@ def draws(view: View) -> int:
 
 
 def is_raw(view: View) -> bool:
-    """Whether it shows the image as it is or mirrored."""
+    """Return whether it shows the image as it is or mirrored."""
     return all(isinstance(operation, Mirror) for operation in view)
 
 

@@ -19,7 +19,9 @@ def full_precision(x: Tensor) -> Tensor:
 
 
 def cross_entropy_of_each(logits: Tensor, y: Tensor, classes: Tensor | None = None) -> Tensor:
-    """`[L, B]`: the cross-entropy of every image in each layer; with `classes [C]`, the softmax spans only those marked True."""
+    """Return `[L, B]`: the cross-entropy of every image in each layer; with `classes [C]`, the softmax spans only
+    those marked True.
+    """
     logits = full_precision(logits)
     if classes is not None:
         logits = logits.masked_fill(~classes, -torch.inf)
@@ -86,7 +88,9 @@ def contrast(
 def contrast_of_each(
     anchors: Tensor, y: Tensor, others: Tensor, others_y: Tensor, temperature: float, *, exclude_self: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """`[L, A]` and `[A]`: the term of each anchor in `contrast`, 0 for one that has no others of its class; how many it has."""
+    """Return `[L, A]` and `[A]`: the term of each anchor in `contrast`, 0 for one that has no others of its class;
+    how many it has.
+    """
     similarity = full_precision(anchors @ others.transpose(1, 2)) / temperature
     positive = y[:, None] == others_y[None, :]
     if exclude_self:
@@ -110,7 +114,8 @@ def asymmetric_contrast(vectors: Tensor, y: Tensor, is_anchor: Tensor, temperatu
 
 
 def log_relations(vectors: Tensor, temperature: float) -> Tensor:
-    """`[L, B, B - 1]`: log softmax, over the other images in their order, of each image's similarity with them / temperature.
+    """Return `[L, B, B - 1]`: log softmax, over the other images in their order, of each image's similarity with
+    them / temperature.
 
     The products are taken in full precision, as a small temperature magnifies what half precision would round away.
     """
@@ -145,7 +150,8 @@ def proxy_contrast(similarity: Tensor, y: Tensor) -> Tensor:
 
 
 def split_similarity(features: Tensor, projected: Tensor, start: int) -> Tensor:
-    """`[L, N, N]`: of unit projections `[L, N, E]` with E columns of the unit features, from `start` on, and with one another.
+    """Return `[L, N, N]`: of unit projections `[L, N, E]` with E columns of the unit features, from `start` on,
+    and with one another.
 
     OCM (Guo et al., 2022) compares a projection with a random part of the features. The columns are not brought to unit length
     again, and the result is not symmetric.
@@ -155,7 +161,7 @@ def split_similarity(features: Tensor, projected: Tensor, start: int) -> Tensor:
 
 
 def products(a: Tensor, b: Tensor) -> Tensor:
-    """`[L, N, M]`: inner products of the rows of a `[L, N, E]` with those of b `[L, M, E]`.
+    """Return `[L, N, M]`: inner products of the rows of a `[L, N, E]` with those of b `[L, M, E]`.
 
     They are taken in full precision, as a small temperature magnifies what half precision would round away.
     """
@@ -164,7 +170,8 @@ def products(a: Tensor, b: Tensor) -> Tensor:
 
 
 def info_nce_terms(similarity: Tensor, temperature: float, *, exclude_self: bool = False) -> Tensor:
-    """`[L, N, M]`: −log of the softmax of each row of similarities, which 1e-8 keeps from 0, as OCM's program does.
+    """Return `[L, N, M]`: −log of the softmax of each row of similarities, which 1e-8 keeps from 0, as OCM's
+    program does.
 
     With `exclude_self` no row is compared with itself: its own place has probability 0 and no gradient.
     """
@@ -193,7 +200,7 @@ def sum_of_diagonals(x: Tensor, offset: int) -> Tensor:
 
 
 def mean_per_class(z: Tensor, y: Tensor, classes: int) -> Tensor:
-    """`[L, C, E]`: the mean of each class's vectors `z [L, N, E]`, zero for a class without any."""
+    """Return `[L, C, E]`: the mean of each class's vectors `z [L, N, E]`, zero for a class without any."""
     # A product with the membership matrix, not a scatter: the order of summation is fixed on every device.
     member = F.one_hot(y, classes).T.to(z.dtype)
     return member @ z / member.sum(dim=1, keepdim=True).clamp(min=1)
@@ -212,7 +219,7 @@ def prototype_contrast(means: Tensor, others: Tensor, present: Tensor, temperatu
 
 
 def classes_among(y: Tensor, classes: int) -> Tensor:
-    """`[C]`: True for the classes that occur among the labels."""
+    """Return `[C]`: True for the classes that occur among the labels."""
     return torch.zeros(classes, dtype=torch.bool, device=y.device).index_fill(0, y, True)
 
 
@@ -303,6 +310,8 @@ def distillation(
 
 
 def class_blocks(groups: Sequence[Sequence[int]]) -> Tensor:
-    """`[K, W]` for `distillation`: a row of class numbers for each group, those of smaller groups filled up with -1."""
+    """Return `[K, W]` for `distillation`: a row of class numbers for each group, those of smaller groups filled up
+    with -1.
+    """
     width = max(map(len, groups), default=0)
     return torch.tensor([[*group, *[-1] * (width - len(group))] for group in groups], dtype=torch.int64).view(len(groups), width)

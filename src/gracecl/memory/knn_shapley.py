@@ -15,7 +15,7 @@ from gracecl.memory.class_balanced import place_in_class
 
 
 def shapley_values(features: Tensor, labels: Tensor, candidates: Tensor, candidate_labels: Tensor, k: int) -> Tensor:
-    """`[E, N]`: what each of N candidates is worth to each of E evaluation points.
+    """Return `[E, N]`: what each of N candidates is worth to each of E evaluation points.
 
     With candidates from the nearest to the farthest, a_i = 1 where the i-th has the point's label: s_N = a_N min(K, N) / (K N) and
     s_i = s_{i+1} + (a_i - a_{i+1}) min(K, i) / (K i), here as one sum from the far end.
@@ -33,7 +33,7 @@ def shapley_values(features: Tensor, labels: Tensor, candidates: Tensor, candida
 
 
 def adversarial_values(cooperative: Tensor, adversarial: Tensor, variant: str) -> Tensor:
-    """`[N]`: how much each candidate helps the memory (`[E, N]`) and hurts the new images (`[B, N]`).
+    """Return `[N]`: how much each candidate helps the memory (`[E, N]`) and hurts the new images (`[B, N]`).
 
     `asvm` takes means over the evaluation points, `asv` the largest help and the smallest (most negative) value to the new ones,
     `neg_sv` only the latter's sum.

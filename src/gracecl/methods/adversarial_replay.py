@@ -100,7 +100,9 @@ class AdversarialReplay(Method):
         batch.x[batch.rows("adversarial")] = self.attack(u, x, ahead, batch.rng("start"))
 
     def attack(self, u: Tensor, x: Tensor, ahead: Weights, rng: np.random.Generator) -> Tensor:
-        """Memory images u moved towards the stream images x that they lie nearest to under the weights after the virtual step."""
+        """Move memory images u towards the stream images x that lie nearest under the weights after the virtual
+        step.
+        """
         net, pixels = self.net, self.net.inputs.images
         with scoring(net, "frozen"):
             goal = self.look(x[self.match(u, x, ahead)], ahead)
@@ -121,11 +123,11 @@ class AdversarialReplay(Method):
         return (moved.detach() - pixels.mean) / pixels.std
 
     def match(self, u: Tensor, x: Tensor, ahead: Weights) -> Tensor:
-        """`[R]`: of each memory image the nearest stream image."""
+        """Return `[R]`: of each memory image the nearest stream image."""
         return torch.cdist(self.look(u, ahead), self.look(x, ahead), compute_mode="donot_use_mm_for_euclid_dist").argmin(dim=1)
 
     def look(self, x: Tensor, weights: Weights) -> Tensor:
-        """What images are compared by, under other weights than the net's own."""
+        """Return what images are compared by, under other weights than the net's own."""
         out: Taps = functional_call(self.net, weights, (x,))
         self.net.meter.count(forward=len(x))
         return (out.features if self.match_on == "features" else out.logits)[-1]

@@ -76,21 +76,25 @@ class AGEM(Method):
         return {"ce/new": cross_entropy(out.logits, batch.y)}
 
     def after_backward(self, batch: Batch) -> None:
-        """Projects the stream's gradient."""
+        """Project the stream's gradient."""
         if "agem/images" in batch.targets:
             reference = self.reference(batch.targets["agem/images"], batch.targets["agem/labels"])
             allowed = project(self.weights.gradient(), reference)
             self.weights.set_gradient(allowed + reference if self.add_reference else allowed)
 
     def reference(self, images: Tensor, labels: Tensor) -> Tensor:
-        """`[P]`: the gradient of their loss. The pass moves BatchNorm's statistics, as every pass in training does."""
+        """Return `[P]`: the gradient of their loss. The pass moves BatchNorm's statistics, as every pass in
+        training does.
+        """
         found = gradient(self.net, images, labels, "train")
         of = {parameter: found.get(name, torch.zeros_like(parameter)) for name, parameter in self.net.named_parameters()}
         return self.weights.gather(of.__getitem__)
 
 
 def project(g: Tensor, reference: Tensor) -> Tensor:
-    """g, without its part against the reference if it points that way; a reference of length 0 forbids nothing."""
+    """Return g without its part against the reference if it points that way; a reference of length 0 forbids
+    nothing.
+    """
     product, square = g @ reference, reference @ reference
     without = g - product / square.clamp(min=SMALLEST_SQUARE) * reference
     return torch.where((product < 0) & (square >= SMALLEST_SQUARE), without, g)

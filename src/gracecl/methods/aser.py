@@ -61,7 +61,7 @@ class ASER(ER):
     """count all classes of the net in the update, as the paper's program does; False counts those met so far"""
 
     def recall(self, new: StreamBatch, memories: Memories, planning: Planning) -> Selection:
-        """The most valuable candidates. Slots are needed on the host, so this waits for the device once."""
+        """Return the most valuable candidates. Slots are needed on the host, so this waits for the device once."""
         memory = memories.replay
         if self.retrieval == "random" or memory.offered <= memory.capacity or len(memory) == 0:
             return super().recall(new, memories, planning)
@@ -79,7 +79,9 @@ class ASER(ER):
         return Selection(slots=candidates[chosen])
 
     def sample_size(self, classes: int, capacity: int | None = None) -> float:
-        """n_c for a number of classes; with `capacity`, no more than leaves a quarter of a memory of that many slots undrawn."""
+        """Return n_c for a number of classes; with `capacity`, at most what leaves a quarter of that many slots
+        undrawn.
+        """
         if self.per_class is not None:
             return self.per_class
         n_c = max(FEWEST_PER_CLASS, math.ceil(2 * self.n_recall / classes))
@@ -108,7 +110,7 @@ class ASER(ER):
     def exchange(
         self, memories: Memories, new: StreamBatch, rest: Ints, judges: Ints, minority: Ints, candidates: Ints
     ) -> tuple[Ints, Ints]:
-        """Positions in `rest` that get a slot, and the positions of those slots among the candidates."""
+        """Return positions in `rest` that get a slot, and the positions of those slots among the candidates."""
         memory = memories.replay
         images = torch.cat([memory[judges], memory[candidates], new.select(rest).x])
         features = features_of(self.net, images)
@@ -121,5 +123,5 @@ class ASER(ER):
 
 
 def is_minority(labels: Ints, stored: Ints, share: float) -> Ints:
-    """Positions of the labels that hold less than this share of the stored ones."""
+    """Return positions of the labels that hold less than this share of the stored ones."""
     return np.flatnonzero((stored[None, :] == labels[:, None]).sum(axis=1) / len(stored) < share)

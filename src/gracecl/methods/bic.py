@@ -112,7 +112,7 @@ class BiC(Replay):
         return {"bias_scale": self.correction.scale.tolist(), "bias_shift": self.correction.shift.tolist()}
 
     def fitted(self, progress: Progress) -> Correction:
-        """The correction of the classes that came with this task, by the net as it is; none in the first task."""
+        """Fit the correction of the classes that came with this task, by the net as it is; none in the first task."""
         memory, classes = self.validation.memory, len(progress.seen)
         if self.held_out and self.validation.share(classes) == 0:
             log.warning(
@@ -132,7 +132,7 @@ class BiC(Replay):
         return fit_correction(logits, y, new, self.marked(progress.seen), self.shift_penalty)
 
     def marked(self, classes: tuple[int, ...]) -> Tensor:
-        """`[C]`: True for these classes."""
+        """Return `[C]`: True for these classes."""
         return classes_among(torch.tensor(classes, dtype=torch.int64), self.net.classes).to(self.device, non_blocking=True)
 
     def rules(self, out: Taps) -> dict[str, Tensor]:

@@ -99,7 +99,7 @@ class CCIL(Replay):
         return table
 
     def weight(self, block: str, progress: Progress) -> float:
-        """Of the distillation on a block, 0 where there is nothing to distil."""
+        """Return the weight of the distillation on a block, 0 where there is nothing to distil."""
         if block == "again":
             return self.self_weight
         return self.strength * (len(progress.seen) / len(progress.current)) ** self.power if progress.old else 0.0
@@ -108,7 +108,7 @@ class CCIL(Replay):
         self.held.put_back(moving=batch.seen)
 
     def closing(self, progress: Progress, memories: Memories, planning: Planning) -> Iterator[Plan]:
-        """Self-distillation, at the end of the first task."""
+        """Yield updates of self-distillation, at the end of the first task."""
         held, size = len(memories.replay), self.n_recall
         if progress.task > 0 or 0 in (held, size, self.self_distillation):
             return

@@ -67,7 +67,7 @@ class CLSER(Replay):
         return Plan({"all": Selection(np.arange(len(new)), memories.replay.draw(self.recalled(new), planning.rng))})
 
     def prepare(self, batch: Batch) -> None:
-        """The logits of the surer model for each replayed image, in each layer."""
+        """Take the logits of the more confident model for each replayed image, in each layer."""
         if self.steps == 0:  # whatever weights the first step starts from, both models start from too
             self.plastic.start_over()
             self.stable.start_over()
@@ -100,6 +100,6 @@ class CLSER(Replay):
 
 
 def replayed(batch: Batch) -> slice:
-    """The rows that came from memory, which stand after the stream's."""
+    """Return the rows that came from memory, which stand after the stream's."""
     block = batch.blocks["all"]
     return slice(block.start + block.from_stream, block.start + block.images)

@@ -129,5 +129,5 @@ class Co2L(Replay):
 
 
 def projected(net: TappedNet, features: Tensor) -> Tensor:
-    """`[L, B, E]`: the unit vectors that are compared, by a net's projector."""
+    """Return `[L, B, E]`: the unit vectors that are compared, by a net's projector."""
     return F.normalize(full_precision(net.projector(torch.relu(net.extras[HIDDEN](features)))), dim=-1)

@@ -78,7 +78,9 @@ class DVC(Replay):
         return Plan(blocks, forwards=apart(blocks))
 
     def recall(self, new: StreamBatch, memories: Memories, planning: Planning) -> Ints:
-        """The candidates whose gradient would grow most. Slots are needed on the host, so this waits for the device once."""
+        """Return the candidates whose gradient would grow most. Slots are needed on the host, so this waits for
+        the device once.
+        """
         count = self.recalled(new)
         slots = memories.replay.draw(max(self.n_candidates, count), planning.rng)
         if len(slots) <= count:
@@ -87,7 +89,7 @@ class DVC(Replay):
         return slots[chosen]
 
     def interference(self, new: StreamBatch, memories: Memories, planning: Planning, slots: Ints) -> Tensor:
-        """`[C]`: by how much the gradient of each candidate would grow."""
+        """Return `[C]`: by how much the gradient of each candidate would grow."""
         net, memory, device = self.net, memories.replay, new.x.device
         raw = net.inputs.normalise(new.x)
         views = torch.cat([raw, raw]) if planning.preview is None else planning.preview(((), planning.augment))
@@ -108,7 +110,9 @@ class DVC(Replay):
         return table
 
     def terms(self, logits: Tensor, y: Tensor, seen: Tensor) -> LossTable:
-        """`{role: [L]}` for the logits of two views, one after the other; `seen` are the classes in the order of the stream."""
+        """Return `{role: [L]}` for the logits of two views, one after the other; `seen` are the classes in the
+        order of the stream.
+        """
         p = full_precision(logits[..., seen]).softmax(dim=-1)
         first, second = p[:, : len(y)], p[:, len(y) :]
         both = self.jointly(logits[:, : len(y), seen], logits[:, len(y) :, seen])
@@ -132,12 +136,14 @@ def sum_of(terms: LossTable) -> Tensor:
 
 
 def entropy_of_mean(p: Tensor) -> Tensor:
-    """`[L]`: the entropy of the mean over images of distributions `[L, n, K]`."""
+    """Return `[L]`: the entropy of the mean over images of distributions `[L, n, K]`."""
     mean = p.mean(dim=1)
     return -(mean * mean.clamp(min=SMALLEST).log()).sum(dim=-1)
 
 
 def head_gradients(out: Taps, y: Tensor) -> Tensor:
-    """`[B]`: the L1 norm of each image's cross-entropy gradient with respect to the weights of its heads, summed over layers."""
+    """Return `[B]`: the L1 norm of each image's cross-entropy gradient with respect to the weights of its heads,
+    summed over layers.
+    """
     error = full_precision(out.logits).softmax(dim=-1) - F.one_hot(y, out.logits.shape[-1])
     return (error.abs().sum(dim=-1) * full_precision(out.features).abs().sum(dim=-1)).sum(dim=0)

@@ -68,7 +68,7 @@ class EMA(Wrapper):
         self.steps += 1
 
     def momentum_now(self, progress: Progress) -> float:
-        """μ of the next average."""
+        """Return μ of the next average."""
         warm_up = self.warm_up
         if warm_up is None:
             warm_up = UNMARKED_WARM_UP if progress.task == NO_TASK else self.first_task

@@ -41,7 +41,7 @@ class ER(Replay):
         return Plan(blocks, forwards=apart(blocks))
 
     def recall(self, new: StreamBatch, memories: Memories, planning: Planning) -> Selection:
-        """What to replay: here drawn uniformly."""
+        """Return the slots to replay: here drawn uniformly."""
         return Selection(slots=memories.replay.draw(self.recalled(new), planning.rng))
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:

@@ -68,6 +68,6 @@ class ERACE(Replay):
         return table
 
     def allowed(self, y: Tensor, batch: Batch) -> Tensor:
-        """`[C]`: the classes among which the new images are told apart."""
+        """Return `[C]`: the classes among which the new images are told apart."""
         present = classes_among(y, batch.classes)
         return present | ~batch.seen if self.keep_unseen else present

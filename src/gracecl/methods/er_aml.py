@@ -108,14 +108,15 @@ class ERAML(Replay):
         return table
 
     def triplet(self, anchors: Tensor, partners: Tensor, place: Tensor) -> Tensor:
-        """Mean over anchors of how far the negative is from being farther than the positive by the margin."""
+        """Return the triplet loss: the mean over anchors of how far the negative misses the margin."""
         positive, negative = partners[:, place.to(partners.device)].chunk(2, dim=1)
         excess = F.pairwise_distance(anchors, positive) - F.pairwise_distance(anchors, negative) + TRIPLET_MARGIN
         return excess.clamp(min=0).mean(dim=1)
 
 
 def draw_pairs(labels: Ints, memory: Memory, rng: np.random.Generator) -> tuple[Ints, Ints]:
-    """The images of a batch that can be anchors, and their partners: a positive for each, then a negative for each.
+    """Return the images of a batch that can be anchors, and their partners: a positive for each, then a negative
+    for each.
 
     Partners are slots of the memory or, from its capacity on, rows of the batch. The pool stands class by class, so that "of this
     class" is a stretch of it and "of another" the rest; classes count in the order they occur in, not by their numbers.

@@ -60,7 +60,7 @@ class EWC(MeasuredAtTaskEnd):
             images.clear()
 
     def fisher(self, x: Tensor, y: Tensor, generator: np.random.Generator) -> Tensor:
-        """`[P]`: the mean over images of the squared gradient of log p(label | x)."""
+        """Return `[P]`: the mean over images of the squared gradient of log p(label | x)."""
         if self.labels == "all":
             heads = range(self.net.layers)
             return sum(
@@ -101,7 +101,7 @@ class EWC(MeasuredAtTaskEnd):
         return self.average(x, score, torch.square)
 
     def _labels(self, x: Tensor, y: Tensor, generator: np.random.Generator) -> Tensor:
-        """`[n, L]`."""
+        """Return `[n, L]`."""
         if self.labels in ("true", "true_weighted"):
             return y[:, None].expand(-1, self.net.layers)
         with scoring(self.net), torch.no_grad():

@@ -97,14 +97,14 @@ class GDumb(Method):
         )
 
     def rate_in(self, epoch: int) -> float:
-        """The learning rate of an epoch: warm-up, then cosines that restart at epochs 2, 4, 8, …"""
+        """Return the learning rate of an epoch: warm-up, then cosines that restart at epochs 2, 4, 8, …"""
         if epoch < 2:
             return self.lr * (0.1 if epoch == 0 else 1)
         cycle = 1 << (epoch.bit_length() - 1)
         return self.lr_min + (self.lr - self.lr_min) * (1 + math.cos(math.pi * (epoch - cycle) / cycle)) / 2
 
     def prepare(self, batch: Batch) -> None:
-        """CutMix: one box and one permutation for the mini-batch."""
+        """Apply CutMix: one box and one permutation for the mini-batch."""
         rng = batch.rng("cutmix")
         if rng.random() >= self.cutmix:
             return
@@ -124,13 +124,15 @@ class GDumb(Method):
 
 
 def cut(length: int, share: float, centre: int) -> tuple[int, int]:
-    """Where the box of CutMix begins and ends along an axis, clipped to the image."""
+    """Return where the box of CutMix begins and ends along an axis, clipped to the image."""
     half = int(length * math.sqrt(1 - share)) // 2
     return max(centre - half, 0), min(centre + half, length)
 
 
 def paste(x: Tensor, order: Tensor, box: tuple[int, int, int, int]) -> tuple[Tensor, float]:
-    """Images with a box (top, bottom, left, right) of the images that `order` names, and the share of each that is its own."""
+    """Return images with a box (top, bottom, left, right) of the images that `order` names, and the share of each
+    that is its own.
+    """
     top, bottom, left, right = box
     mixed = x.clone()
     mixed[..., top:bottom, left:right] = x[order][..., top:bottom, left:right]

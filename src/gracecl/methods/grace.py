@@ -132,7 +132,7 @@ class Grace(Wrapper):
         return {name: value.tolist() for name, value in values.items()}
 
     def look_back(self, memories: Memories, progress: Progress) -> None:
-        """What α follows from now on: how well each layer still knows the past."""
+        """Measure each layer's accuracy on the past, which sets α from now on."""
         images, labels = self.past(memories, progress)
         if len(labels) and self.inside.traits.trains == "stream":  # else its heads know nothing yet, and α stays 1
             net = self.inside.eval_net(self.net)
@@ -140,7 +140,7 @@ class Grace(Wrapper):
             self.feedback.accuracy = layer_accuracies(net, images, labels, means)
 
     def past(self, memories: Memories, progress: Progress) -> tuple[Tensor, Ints]:
-        """Images of the past and their labels."""
+        """Return images of the past and their labels."""
         if self.val_source == "test_oracle":
             if memories.test_images is None:
                 raise UserError("grace: val_source='test_oracle' needs a stream with test images; use 'buffer' or 'heldout' here")
@@ -156,7 +156,7 @@ class Grace(Wrapper):
         return images[torch.from_numpy(older).to(images.device)], labels[older]
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
-        """The entropy's term, and what made it."""
+        """Return the entropy's term, and the observations behind it."""
         signals, controller = self.signals(out, batch), self.feedback.controller
         alpha, gamma = self.feedback.factors(signals)
         table: LossTable = {}
@@ -168,13 +168,13 @@ class Grace(Wrapper):
         return table
 
     def entropy_row(self, term: Tensor, alpha: Tensor) -> Tensor:
-        """The entropy's term of each layer that has one, with α if it acts here."""
+        """Return the entropy's term of each layer that has one, with α if it acts here."""
         if self.entropy_layers == "last":
             term = torch.cat([torch.zeros_like(term[:-1]), term[-1:]])
         return alpha * term if self.alpha_on == "entropy" else term
 
     def signals(self, out: Taps, batch: Batch) -> Signals:
-        """What the layers show on the images whose entropy counts."""
+        """Measure the layers on the images whose entropy counts."""
         rows, accuracy = self.entropy_rows(batch), self.feedback.accuracy
         if self.entropy_of == "features":
             return Signals(out.features[:, rows], accuracy, summed=self.entropy_sum)
@@ -182,7 +182,7 @@ class Grace(Wrapper):
         return Signals(out.logits[:, rows], accuracy, batch.y[rows], classes, summed=self.entropy_sum, past=batch.from_memory[rows])
 
     def adjust(self, table: LossTable, out: Taps, batch: Batch) -> LossTable:
-        """The rows of the inner method with α where it acts."""
+        """Multiply the terms of the inner method by α where it acts."""
         alpha = table["log/alpha"]
         rows = [row for row in table if is_loss(row) and row != "entropy"]
         chosen = {row for row in rows if self.acts_on(row)}
@@ -219,7 +219,7 @@ class Grace(Wrapper):
         self.feedback.controller.after_step(self.signals(out, batch))
 
     def after_batch(self, memories: Memories, new: StreamBatch) -> StreamBatch | None:
-        """Holds some of the images out; every image is offered to one store, so none is ever in both."""
+        """Hold some of the images out; every image is offered to one store, so none is ever in both."""
         if self.val_source != "heldout":
             return None
         rng = new.rng("heldout")
@@ -230,7 +230,7 @@ class Grace(Wrapper):
 
 
 def layer_accuracies(net: TappedNet, images: Tensor, labels: Ints, means: Tensor | None = None) -> Tensor:
-    """[L]: share of images that each layer gets right, by its linear head over all outputs or by the nearest of its class means."""
+    """Return [L]: the accuracy of each layer, by its linear head over all outputs or by its nearest class mean."""
     device = net.classifier.weight.device
     right = torch.zeros(net.layers, dtype=torch.int64, device=device)
     for rows, taps in net.sweep(images):
@@ -242,6 +242,6 @@ def layer_accuracies(net: TappedNet, images: Tensor, labels: Ints, means: Tensor
 
 
 def memory_means(net: TappedNet, memories: Memories, progress: Progress) -> Tensor:
-    """`[L, C, D]`: the class means of what the replay memory holds."""
+    """Return `[L, C, D]`: the class means of what the replay memory holds."""
     memory = memories.replay
     return class_means(net, memory.examples.images, memory.examples.labels, progress.seen)

@@ -106,7 +106,7 @@ class GSA(Method):
         yield Plan(blocks, forwards=apart(blocks))
 
     def views(self, augment: View, twice: bool) -> tuple[View, ...]:
-        """An image and its mirror image, augmented once, or twice as new images are."""
+        """Return an image's views: itself and its mirror image, augmented once, or twice as new images are."""
         again = augment if twice else ()
         return ((*augment, *again), (*augment, Mirror(), *again))[: 1 + self.mirrored]
 
@@ -121,7 +121,7 @@ class GSA(Method):
         return table
 
     def weights(self, out: Taps, batch: Batch) -> Tensor:
-        """`[L, C]`: w of each class, from sums that include this step."""
+        """Return `[L, C]`: w of each class, from sums that include this step."""
         count, probability, push = self.sums_with(out, batch)
         if batch.progress.step - self.task_start < self.warm_up:
             return torch.ones_like(push)
@@ -130,7 +130,7 @@ class GSA(Method):
         return torch.where(down > 0, 2 * torch.sigmoid(up / down - 1), 1.0)
 
     def sums_with(self, out: Taps, batch: Batch) -> Tensor:
-        """`[3, L, C]`: K, P and N with this step's balanced block."""
+        """Return `[3, L, C]`: K, P and N with this step's balanced block."""
         if "balanced" not in batch.blocks:
             return self.sums
         rows = batch.rows("balanced")

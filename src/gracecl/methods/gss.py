@@ -82,11 +82,11 @@ class GSS(ER):
         self.write(memory, slots[taken], rows[taken], scores[torch.from_numpy(taken)], new)
 
     def scores(self, new: StreamBatch, groups: Tensor) -> Tensor:
-        """`[b]`: how similar each image's gradient is to the most similar of the groups'."""
+        """Return `[b]`: how similar each image's gradient is to the most similar of the groups'."""
         return similarity(self.gradients(self.net.inputs.normalise(new.x)[:, None], new.labels[:, None]), groups)
 
     def stored(self, memory: Memory, slots: Ints) -> tuple[Tensor, Ints]:
-        """Normalised images `[n, b, …]` and labels `[n, b]` of groups of slots."""
+        """Return normalised images `[n, b, …]` and labels `[n, b]` of groups of slots."""
         images = self.net.inputs.normalise(memory[slots.reshape(-1)])
         return images.unflatten(0, slots.shape), memory.labels[slots]
 

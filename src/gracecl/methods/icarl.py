@@ -101,7 +101,7 @@ class ICaRL(Replay):
             self.choose_exemplars(memories, progress)
 
     def choose_exemplars(self, memories: Memories, progress: Progress) -> None:
-        """Fill the memory anew: for each class its exemplars, in the order of herding, in neighbouring slots."""
+        """Refill the memory: for each class its exemplars, in the order of herding, in neighbouring slots."""
         memory, candidates = memories.replay, memories[CANDIDATES]
         share = memory.capacity // len(progress.seen)
         images = torch.cat([store.examples.images for store in (memory, candidates)])
@@ -123,7 +123,7 @@ class ICaRL(Replay):
             memory.put(rows, images, rows, labels, task, {})
 
     def past(self, memories: Memories) -> tuple[Tensor, Ints]:
-        """The exemplars, and within a task its candidates so far."""
+        """Return the exemplars, and within a task its candidates so far."""
         images, labels = super().past(memories)
         if self.exemplars == "reservoir":
             return images, labels

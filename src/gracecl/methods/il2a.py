@@ -125,7 +125,7 @@ class IL2A(Replay):
             self.ask_teacher(batch)
 
     def augment_classes(self, batch: Batch) -> None:
-        """Mixes of new images become images of extra classes, whose numbers follow those of the classes."""
+        """Append mixes of new images as images of extra classes, numbered after the classes."""
         rng, rows, place = batch.rng("class augmentation"), batch.rows("new"), self.places(batch)
         first, second = unlike_pairs(batch.labels[rows], self.mix_times, rng)
         a, b = place[batch.labels[rows][first]], place[batch.labels[rows][second]]
@@ -136,7 +136,9 @@ class IL2A(Replay):
             batch.append("mixed", mix(batch.x[rows], first[mixed], second[mixed], share), labels)
 
     def places(self, batch: Batch) -> Ints:
-        """`[C]`: a class's place among those of the task that are mixed, in the order in which they were met; others lie beyond."""
+        """Return `[C]`: a class's place among those of the task that are mixed, in the order in which they were
+        met; others lie beyond.
+        """
         place = np.full(batch.classes, self.mixable)
         first = list(batch.progress.current[: self.mixable])
         place[first] = np.arange(len(first))
@@ -150,7 +152,7 @@ class IL2A(Replay):
         return met.to(batch.x.device)
 
     def ask_teacher(self, batch: Batch) -> None:
-        """Its features of the images, the old classes that are drawn, and how often each of them was."""
+        """Take the teacher's features of the images, the old classes that are drawn, and how often each of them was."""
         drawn = batch.rng("prototypes").integers(0, len(self.old), self.n_prototypes)
         which, times = np.unique(drawn, return_counts=True)
         device = batch.x.device
@@ -172,7 +174,9 @@ class IL2A(Replay):
         return table
 
     def semantic_logits(self, classes: Tensor) -> Tensor:
-        """`[L, n, C]`: of the classes' means, each with γ/2 times the variance of its distance from the class's own logit."""
+        """Return `[L, n, C]`: of the classes' means, each with γ/2 times the variance of its distance from the
+        class's own logit.
+        """
         head = self.net.classifier
         along = full_precision(self.factors[:, self.covariance_of[classes]] @ head.weight[:, None])
         own = along.gather(3, classes.view(1, -1, 1, 1).expand(len(along), -1, along.shape[2], 1))
@@ -205,7 +209,9 @@ class IL2A(Replay):
         self.teacher.renew()
 
     def put_first(self, newest: tuple[int, ...]) -> None:
-        """As the program: covariances are stored with the newest task's first, and the c-th class met takes the c-th of them."""
+        """Store covariances as the program does: the newest task's first, and the c-th class met takes the c-th of
+        them.
+        """
         met = [*self.old, *(label for label in newest if label not in self.old)]
         stored = [*newest, *(label for label in self.covariance_of[self.old].tolist() if label not in newest)]
         self.covariance_of[met] = self.covariance_of.new_tensor(stored)
@@ -222,7 +228,9 @@ class IL2A(Replay):
 
 
 def factor(features: Tensor) -> Tensor:
-    """`[L, r, D]`: R with RᵀR the unbiased covariance of features `[L, n, D]`; r is at most D, and 0 for a single image."""
+    """Return `[L, r, D]`: R with RᵀR the unbiased covariance of features `[L, n, D]`; r is at most D, and 0 for a
+    single image.
+    """
     n, width = features.shape[1:]
     centred: Tensor = (features - features.mean(dim=1, keepdim=True)) / max(1, n - 1) ** 0.5
     if n < 2:

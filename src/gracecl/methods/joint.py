@@ -43,7 +43,7 @@ class Joint(Method):
         return Traits(order=self.reordered)
 
     def reordered(self, stream: Stream) -> Stream:
-        """The images of a stream in random order."""
+        """Return the images of a stream in random order."""
         if self.offline_epochs > 0:
             return offline(stream, self.offline_epochs, self.offline_batch)
         return shuffled(stream, self.n_recall)

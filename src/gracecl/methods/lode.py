@@ -81,7 +81,7 @@ class LODE(Wrapper):
 
 
 def decoupled(logits: Tensor, y: Tensor, old: Tensor, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The two parts of each layer's mean cross-entropy, new against old and among the new; `old [C]` marks the old classes."""
+    """Split each layer's mean cross-entropy into new against old and among the new; `old [C]` marks the old classes."""
     logits = full_precision(logits)
     if classes is not None:
         logits = logits.masked_fill(~classes, -torch.inf)

@@ -79,7 +79,7 @@ class LPR(Wrapper):
             self.refresh(memory.images[torch.from_numpy(slots).to(memory.images.device)])
 
     def refresh(self, images: Tensor) -> None:
-        """P⁻¹ of every layer, from what goes into it now."""
+        """Recompute P⁻¹ of every layer from its current inputs."""
         for name, (moments, positions) in second_moments(self.net, self.layers, images).items():
             identity = torch.eye(moments.shape[-1], dtype=moments.dtype, device=moments.device)
             proximal = identity + self.strength / positions**self.position_power * moments
@@ -87,7 +87,7 @@ class LPR(Wrapper):
         self.age = 0
 
     def held(self) -> dict[str, tuple[Affine, Tensor]]:
-        """The layers that this step trains and that have a matrix, with P⁻¹."""
+        """Return the layers that this step trains and that have a matrix, with P⁻¹."""
         layers = {name: (self.layers[name], inverse) for name, inverse in self.inverses.items()}
         return {name: of for name, of in layers.items() if all(value.grad is not None for value in of[0].parameters)}
 

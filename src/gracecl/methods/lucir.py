@@ -108,7 +108,7 @@ class LUCIR(Replay):
         return table
 
     def strength(self, progress: Progress) -> float:
-        """λ"""
+        """Return λ."""
         return self.less_forget * math.sqrt(len(progress.old) / len(progress.current))
 
     def after_step(self, out: Taps, batch: Batch) -> None:

@@ -45,7 +45,7 @@ class MAS(MeasuredAtTaskEnd):
             images.clear()
 
     def sensitivity(self, x: Tensor, classes: Tensor) -> Tensor:
-        """`[P]`: the mean over images of |∂ ‖z‖² / ∂θ|, z over the classes marked True."""
+        """Return `[P]`: the mean over images of |∂ ‖z‖² / ∂θ|, z over the classes marked True."""
         return self.average(x, lambda logits: (logits * classes).square().sum(), torch.abs)
 
     def remember(self, sensitivity: Tensor) -> None:

@@ -56,7 +56,9 @@ class MIR(ER):
     by their batch with the statistics moved once more (`train`, as the paper's program does)"""
 
     def recall(self, new: StreamBatch, memories: Memories, planning: Planning) -> Selection:
-        """The most interfered of the candidates. Slots are needed on the host, so this waits for the device once."""
+        """Return the candidates with the most interference. Slots are needed on the host, so this waits for the
+        device once.
+        """
         wanted = self.recalled(new)
         slots = memories.replay.draw(max(self.n_candidates, wanted), planning.rng)
         if len(slots) <= wanted:
@@ -68,7 +70,9 @@ class MIR(ER):
     def losses_around_the_step(
         self, new: StreamBatch, memories: Memories, planning: Planning, slots: Ints
     ) -> tuple[Tensor, Tensor]:
-        """`[C]` each: what the loss of each candidate is compared with, and what it would be after the virtual step."""
+        """Return `[C]` each: what the loss of each candidate is compared with, and what it would be after the
+        virtual step.
+        """
         net, memory, device = self.net, memories.replay, new.x.device
         x = net.inputs.normalise(new.x) if planning.preview is None else planning.preview((planning.augment,))
         direction = gradient(net, x, torch.from_numpy(new.labels).to(device), "frozen")

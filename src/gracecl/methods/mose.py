@@ -100,7 +100,9 @@ class MOSE(Method):
     def draw(
         self, memory: Memory, n: int, rng: np.random.Generator, progress: Progress, current: tuple[int, ...], past: bool = False
     ) -> Ints:
-        """Slots of the current task or of the others; without task marks, of the batch's classes or of the others."""
+        """Draw slots of the current task or of the others; without task marks, of the batch's classes or of the
+        others.
+        """
         if progress.task == NO_TASK:
             return memory.draw(n, rng, except_labels=current) if past else memory.draw(n, rng, labels=current)
         return memory.draw(n, rng, except_task=progress.task) if past else memory.draw(n, rng, task=progress.task)
@@ -116,13 +118,13 @@ class MOSE(Method):
         return table
 
     def rivals(self, batch: Batch) -> Tensor | None:
-        """`[C]`: the classes that new images are told from; None is all outputs, as long as there is no past."""
+        """Return `[C]`: the classes that new images are told from; None is all outputs, as long as there is no past."""
         if batch.progress.task == NO_TASK:
             return classes_among(batch.y[batch.rows("new")], batch.classes) if "balanced" in batch.blocks else None
         return None if batch.progress.task == 0 else batch.current
 
     def reverse_self_distillation(self, features: Tensor) -> Tensor:
-        """How far the adapted student is from each of the other experts, which do not move for it."""
+        """Return how far the adapted student is from each of the other experts, which get no gradient from it."""
         student = F.normalize(full_precision(self.adapt(features[self.student])), dim=-1)
         teachers = F.normalize(full_precision(features.detach()[self.teachers]), dim=-1)
         return teachers.new_zeros(len(features)).index_copy(

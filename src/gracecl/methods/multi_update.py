@@ -77,7 +77,7 @@ class MultiUpdate(Wrapper):
         return replace(rows, stream=rows.stream[mine], slots=rows.slots[mine], views=views)
 
     def shares(self, views: int) -> tuple[int, int]:
-        """Into how many groups the views are shared out, and into how many parts the images."""
+        """Return the number of groups of views, and the number of parts of images."""
         fewer, more = sorted((self.updates, views))
         if more % fewer:
             raise UserError(

@@ -92,7 +92,7 @@ class OCM(RotationContrast):
         return table
 
     def projections_kept(self, out: Taps, batch: Batch) -> Tensor:
-        """L_pre, InfoNCE of the net's projections with the teacher's."""
+        """Return L_pre, InfoNCE of the net's projections with the teacher's."""
         z = self.projected(out, batch)[:, raw_turned(batch.blocks["replay"])]
         similarity = products(unit(z, INFO_NCE_EPSILON), unit(batch.targets["ocm/projected"], INFO_NCE_EPSILON))
         return info_nce(info_nce_terms(similarity, self.temperature), pseudo_labels(self.labels_of("replay", batch), batch.classes))

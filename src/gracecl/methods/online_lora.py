@@ -109,7 +109,7 @@ class OnlineLoRA(Method):
         return self.adam
 
     def of_adapters(self, value_of: Callable[[nn.Parameter], Tensor]) -> Tensor:
-        """`[P]`: a tensor for each factor of the adapters as one vector, 0 for all other weights."""
+        """Return `[P]`: a tensor for each factor of the adapters as one vector, 0 for all other weights."""
         return self.flat.gather(lambda parameter: value_of(parameter) if parameter in self.names else torch.zeros_like(parameter))
 
     def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
@@ -127,7 +127,7 @@ class OnlineLoRA(Method):
         return table
 
     def loss_of_each_batch(self, out: Taps, batch: Batch) -> Tensor:
-        """`[L, 1 + |H|]`: the mean cross-entropy of the stream's batch, then of those in H."""
+        """Return `[L, 1 + |H|]`: the mean cross-entropy of the stream's batch, then of those in H."""
         of_images = cross_entropy_of_each(out.logits, batch.y)
         parts = torch.split(of_images, [batch.blocks["new"].images, *self.sizes], dim=1)
         return torch.stack([part.mean(dim=1) for part in parts], dim=1)
@@ -153,7 +153,7 @@ class OnlineLoRA(Method):
             self.fold(batch.rng("adapters"))
 
     def squared_gradients(self, batch: Batch) -> Tensor:
-        """G, as one vector."""
+        """Return G as one vector."""
         weights = {name: parameter.detach() for parameter, name in self.names.items()}
         sums = {name: torch.zeros_like(value) for name, value in weights.items()}
         entries = torch.split(batch.x[batch.rows("hard")], self.sizes) if self.sizes else ()
@@ -174,7 +174,7 @@ class OnlineLoRA(Method):
             self.adam.state.pop(factor, None)
 
     def add_factors(self) -> None:
-        """What the authors' program does instead: A and B are added to those folded before, and both begin anew at 0."""
+        """Add A and B to those folded before and begin both at 0, as the authors' program does instead of folding."""
         before, self.frozen = self.frozen, self.frozen + self.of_adapters(lambda factor: factor)
         were, are = self.flat.scatter(before), self.flat.scatter(self.frozen)
         for adapter in self.adapters:
@@ -184,7 +184,7 @@ class OnlineLoRA(Method):
             factor.zero_()
 
     def after_batch(self, memories: Memories, new: StreamBatch) -> None:
-        """The hardest batches, as many as n_hard and the memory allow."""
+        """Keep the hardest batches, as many as n_hard and the memory allow."""
         memory, sizes = memories.replay, [len(new), *self.sizes]
         of_images = new.kept[LOSS]
         if self.sizes:
@@ -229,7 +229,7 @@ class LossWindow:
         return float(np.var(self.values))
 
     def add(self, loss: float, ready: bool) -> bool:
-        """Take the next loss; whether it makes a plateau, which nothing does before `ready`."""
+        """Add the next loss; return whether it makes a plateau, which nothing does before `ready`."""
         self.values = [*self.values, loss][-self.length :]
         mean, variance = self.mean, self.variance
         self.peak = self.peak or mean > self.last_mean + self.last_variance**0.5
@@ -248,5 +248,5 @@ class LossWindow:
 
 
 def surprise_of_prediction(logits: Tensor) -> Tensor:
-    """-log softmax at its largest entry, summed over the layers; the outputs of several images count as those of one."""
+    """Return -log softmax at its largest entry, summed over layers; outputs of several images count as those of one."""
     return -F.log_softmax(full_precision(logits).flatten(1), dim=-1).amax(dim=-1).sum()

@@ -117,7 +117,7 @@ class OnPro(RotationContrast):
         return plan
 
     def prototype_feedback(self, slots: Ints, new: StreamBatch, memory: Memory, rng: np.random.Generator) -> Mixes:
-        """APF. Slots are needed on the host, so this waits for the device once."""
+        """Draw the mixes of APF. Slots are needed on the host, so this waits for the device once."""
         proto: Floats = self.proto.double().cpu().numpy()
         classes = np.array([label for label in new.progress.seen if proto[label].any()], np.int64)
         in_pairs = len(slots) - int(self.base_rate * len(slots))
@@ -127,14 +127,16 @@ class OnPro(RotationContrast):
         return self.base_mixes(slots, len(slots) - in_pairs, rng) + self.pair_mixes(classes, counts, memory, rng)
 
     def base_mixes(self, slots: Ints, n: int, rng: np.random.Generator) -> Mixes:
-        """n of the slots, mixed among themselves."""
+        """Mix n of the slots among themselves."""
         first = slots[rng.permutation(len(slots))[:n]]
         second = first[rng.permutation(n)]
         mixed = (rng.random() < self.mix_probability) & (rng.random(n) < self.mix_probability)
         return Mixes(first, second, np.where(mixed, rng.uniform(0, self.base_share, n), 0.0))
 
     def pair_mixes(self, classes: Ints, counts: Ints, memory: Memory, rng: np.random.Generator) -> Mixes:
-        """Of every pair of the classes as many mixes as its count; for a class that left the memory stands another of them."""
+        """Mix every pair of classes as often as its count; a class that left the memory is replaced by another of
+        them.
+        """
         held = np.array([memory.count(label=label) > 0 for label in classes.tolist()])
         pair = np.repeat(np.arange(len(counts)), counts)
         first, second = (
@@ -164,7 +166,9 @@ class OnPro(RotationContrast):
         return table
 
     def prototypes(self, out: Taps, batch: Batch, block: str) -> tuple[Tensor, Tensor]:
-        """`[L, C, E]` twice: mean unit projections of each class, of a block's raw images and of the augmented ones."""
+        """Return `[L, C, E]` twice: mean unit projections of each class, of a block's raw images and of the
+        augmented ones.
+        """
         where = batch.blocks[block]
         projected = self.projected(out, batch)[:, where.rows] if block == "new" else out[where.rows].embedding
         z = unit(projected, INFO_NCE_EPSILON).view(len(projected), where.views, where.images, -1)
@@ -179,13 +183,13 @@ class OnPro(RotationContrast):
 
 
 def mixed_labels(first: Ints, second: Ints, share: Floats) -> Floats:
-    """A number for the class of each mix: that of its images where they have the same, or where nothing is mixed in."""
+    """Return a class number for each mix: its images' where they agree, or where nothing is mixed in."""
     labels: Floats = share * (second - first) + first
     return labels
 
 
 def pair_probabilities(proto: Floats) -> Floats:
-    """softmax(1 / distance) over the pairs of prototypes, in the order (0, 1), (0, 2), …, (1, 2), …"""
+    """Return softmax(1 / distance) over the pairs of prototypes, in the order (0, 1), (0, 2), …, (1, 2), …"""
     one, other = np.triu_indices(len(proto), 1)
     closeness = 1 / np.maximum(np.linalg.norm(proto[one] - proto[other], axis=1), SMALLEST_DISTANCE)
     weight = np.exp(closeness - closeness.max())
@@ -194,7 +198,7 @@ def pair_probabilities(proto: Floats) -> Floats:
 
 
 def pair_counts(probabilities: Floats, n: int, rng: np.random.Generator) -> Ints:
-    """How many of n each pair gets: its share, rounded; what is then missing or too many is made up by random pairs, by 1 each."""
+    """Return how many of n each pair gets: its share, rounded; random pairs make up for what is missing or too many."""
     counts = np.rint(probabilities * n).astype(np.int64)
     missing = n - int(counts.sum())
     can_change = np.arange(len(counts)) if missing > 0 else np.flatnonzero(counts)
@@ -203,7 +207,7 @@ def pair_counts(probabilities: Floats, n: int, rng: np.random.Generator) -> Ints
 
 
 def one_of_each(labels: Ints, memory: Memory, rng: np.random.Generator) -> Ints:
-    """A random slot of each label; the same may come again."""
+    """Draw a slot of each label; repeats are possible."""
     classes, which = np.unique(labels, return_inverse=True)
     held = [memory.slots_of(label) for label in classes.tolist()]
     size = np.array([len(slots) for slots in held])

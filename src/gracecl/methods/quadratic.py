@@ -68,7 +68,7 @@ class QuadraticPenalty(Addition):
         return {f"penalty/{self.name}": (self.strength / 2 if self.half else self.strength) * self.distance()}
 
     def distance(self) -> Tensor:
-        """`[L]`: Σ_p Ω_p (θ_p - θ*_p)² over the weights of each layer."""
+        """Return `[L]`: Σ_p Ω_p (θ_p - θ*_p)² over the weights of each layer."""
         return self.flat.by_layer(self.importance * (self.flat.vector() - self.anchor).square())
 
     def counted(self, values: Tensor) -> Tensor:
@@ -96,7 +96,9 @@ class MeasuredAtTaskEnd(QuadraticPenalty):
         return images if isinstance(inputs, Images) and images.dtype != inputs.dtype else inputs.normalise(images)
 
     def average(self, x: Tensor, score: Callable[..., Tensor], of_each: Callable[[Tensor], Tensor], *given: Tensor) -> Tensor:
-        """`[P]`: the mean over images of `of_each` of the gradient of `score(logits, *given)`, a few images at a time."""
+        """Return `[P]`: the mean over images of `of_each` of the gradient of `score(logits, *given)`, a few images
+        at a time.
+        """
         weights = trainable(self.net)
         sums = {name: torch.zeros_like(value) for name, value in weights.items()}
         at_once = max(1, FLOATS_AT_ONCE // sum(value.numel() for value in weights.values()))

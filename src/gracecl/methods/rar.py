@@ -73,13 +73,13 @@ class RAR(Wrapper):
             yield self.shown(plan, planning)
 
     def augmented(self, planning: Planning) -> Planning:
-        """Planning with this method's augmentation."""
+        """Return the planning with this method's augmentation."""
         if self.augmentation == "run":
             return planning
         return replace(planning, augment=(RandAugment(self.operations, self.magnitude, self.pixel_ranges == "scaled"),))
 
     def shown(self, plan: Plan, planning: Planning) -> Plan:
-        """A plan with the augmentation of its planning, and in one forward if `joint` says so."""
+        """Return a plan with the augmentation of its planning, and in one forward if `joint` says so."""
         return replace(plan, augment=planning.augment, forwards=None if self.joint else plan.forwards)
 
     def adjust(self, table: LossTable, out: Taps, batch: Batch) -> LossTable:

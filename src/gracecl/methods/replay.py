@@ -33,7 +33,7 @@ class Replay(Method):
     """draw at most so many images for each class met so far, which counts while these are few; None draws n_recall at once"""
 
     def recalled(self, new: StreamBatch) -> int:
-        """How many images to draw from memory in this step."""
+        """Return how many images to draw from memory in this step."""
         limit = self.recall_per_class
         return self.n_recall if limit is None else min(self.n_recall, limit * len(new.progress.seen))
 
@@ -42,7 +42,7 @@ class Replay(Method):
             yield self.plan(new, memories, planning)
 
     def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> Plan:
-        """One update: which images make it up."""
+        """Return one update: which images make it up."""
         raise NotImplementedError(f"{type(self).__name__} must say which images make up an update")
 
     @property
@@ -59,7 +59,7 @@ class Replay(Method):
             self.by_sums = closed_rule(net, *self.past(memories), self.inference)
 
     def past(self, memories: Memories) -> tuple[Tensor, Ints]:
-        """The images that class means are taken of, and their labels."""
+        """Return the images that class means are taken of, and their labels."""
         memory = memories.replay
         return memory.examples[:2]
 

@@ -63,7 +63,7 @@ class RotationContrast(Replay):
         batch.supervised = batch.rows("supervised")
 
     def contrasts(self, out: Taps, batch: Batch) -> LossTable:
-        """L_new, and L_mem where images are replayed."""
+        """Return L_new, and L_mem where images are replayed."""
         replayed = "replay" in batch.blocks
         scale, projected = self.scale if replayed else 1.0, self.projected(out, batch)
         table = {}
@@ -77,32 +77,34 @@ class RotationContrast(Replay):
         return table
 
     def projected(self, out: Taps, batch: Batch) -> Tensor:
-        """Projections of the turned views, which are the first rows of a step."""
+        """Return projections of the rotated views, which are the first rows of a step."""
         return out[slice(0, max(batch.rows(block).stop for block in TURNED if block in batch.blocks))].embedding
 
     def starts(self, batch: Batch) -> tuple[int, int]:
-        """The first of the columns of F_s, for new and for replayed images. As in the programs, the last place is never drawn."""
+        """Draw the first columns of F_s, for new and for replayed images. As in the programs, the last place is
+        never drawn.
+        """
         room = self.net.width - self.net.projector.weight.shape[-1]
         new, replayed = batch.rng("columns of features").integers(0, max(1, room), 2)
         return int(new), int(replayed)
 
     def labels_of(self, block: str, batch: Batch) -> Tensor:
-        """What makes images of a block the same class."""
+        """Return the labels that make images of a block the same class."""
         return batch.y[batch.blocks[block].view(0)]
 
 
 def turned_plan(turned: dict[str, Selection], others: dict[str, Selection], augment: View) -> Plan:
-    """Blocks that are seen in all rotations share a forward, and others have one each; all through an augmentation."""
+    """Plan blocks in all rotations, which share a forward, and others, which have one each; all augmented."""
     views = (*ROTATIONS, *((*rotation, *augment) for rotation in ROTATIONS))
     blocks = {block: replace(rows, views=views) for block, rows in turned.items()}
     return Plan(blocks | others, forwards=[[*turned], *apart(others)])
 
 
 def pseudo_labels(y: Tensor, classes: int) -> Tensor:
-    """`[16 n]`: a number for each label `[n]` and view, view after view."""
+    """Return `[16 n]`: a number for each label `[n]` and view, view after view."""
     return (y + classes * torch.arange(len(ROTATIONS), device=y.device)[:, None]).flatten()
 
 
 def raw_turned(block: Block) -> slice:
-    """The rows of the views R(x), without the augmented ones."""
+    """Return the rows of the views R(x), without the augmented ones."""
     return slice(block.start, block.start + len(ROTATIONS) * block.images)

@@ -94,7 +94,7 @@ class SCR(Replay):
         return self.seen_twice("raw", "augmented", rows, planning.augment)
 
     def seen_twice(self, raw: str, augmented: str, rows: Selection, augment: View) -> Plan:
-        """The images as they are in one block, augmented in another."""
+        """Return two blocks of the same images: raw and augmented."""
         blocks = {raw: replace(rows, views=((),)), augmented: replace(rows, views=(augment,))}
         return Plan(blocks, forwards=None if self.joint_forward else apart(blocks))
 
@@ -105,7 +105,7 @@ class SCR(Replay):
         return table
 
     def projected(self, out: Taps) -> Tensor:
-        """The vectors that are contrasted, before they are brought to unit length."""
+        """Return the vectors that are contrasted, before they are brought to unit length."""
         match self.projector:
             case "none":
                 return out.features
@@ -115,7 +115,7 @@ class SCR(Replay):
         return projected
 
     def closing(self, progress: Progress, memories: Memories, planning: Planning) -> Iterator[Plan]:
-        """The review: memory in random order, in whole batches of n_recall."""
+        """Yield the review: memory in random order, in whole batches of n_recall."""
         batches = len(memories.replay) // self.n_recall if self.review and self.n_recall else 0
         order = planning.rng.permutation(len(memories.replay))
         for slots in np.split(order[: batches * self.n_recall], batches) if batches else ():
@@ -138,7 +138,7 @@ class SCR(Replay):
             self.by_sums = closed_rule(net, examples.images, examples.labels, self.inference)
 
     def known_means(self, net: TappedNet, memories: Memories, progress: Progress) -> tuple[Tensor, Tensor]:
-        """The mean of each class, `[L, C, D]`, and which classes can be predicted by it, `[C]`."""
+        """Return the mean of each class, `[L, C, D]`, and which classes can be predicted by it, `[C]`."""
         memory = memories.replay
         labels: Ints = memory.examples.labels
         means = class_means(net, memory.examples.images, labels, progress.seen)

@@ -79,7 +79,7 @@ class SSIL(Replay):
         return Plan(blocks, rate=1 / (new.progress.task + 1) if self.decay_rate else 1.0)
 
     def recall(self, new: StreamBatch, memories: Memories, planning: Planning) -> Ints:
-        """Slots of images of earlier tasks; in the first task, of any."""
+        """Draw slots of images of earlier tasks; in the first task, of any."""
         wanted = self.recalled(new) if self.ratio is None else max(1, round(len(new) / self.ratio))
         if self.tasks:
             return memories.replay.draw(wanted, planning.rng, except_task=new.progress.task)

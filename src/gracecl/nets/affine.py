@@ -26,7 +26,7 @@ class Affine:
         """the weight, and the bias if there is one"""
 
     def rows(self, x: Tensor) -> tuple[Tensor, int]:
-        """`[…, rows, inputs]`, what the matrix is multiplied with, and the rows of each image."""
+        """Return `[…, rows, inputs]`, what the matrix is multiplied with, and the rows of each image."""
         module, images = self.module, x.shape[0]
         if isinstance(module, StackedLinear):
             images = x.shape[1]
@@ -41,7 +41,9 @@ class Affine:
         return x, x.shape[-2] // images
 
     def matrix(self, of: Callable[[nn.Parameter], Tensor]) -> Tensor:
-        """`[…, inputs, outputs]`: something that each parameter has one of, such as its gradient, in the shape of a product."""
+        """Return `[…, inputs, outputs]`: something that each parameter has one of, such as its gradient, in the
+        shape of a product.
+        """
         weight, *bias = (of(parameter) for parameter in self.parameters)
         if isinstance(self.module, StackedLinear):
             return torch.cat([weight, *bias], dim=-2)

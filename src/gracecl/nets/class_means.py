@@ -13,7 +13,7 @@ from gracecl.nets.tapped import TappedNet
 
 
 def class_means(net: TappedNet, images: Tensor, labels: Ints, seen: tuple[int, ...]) -> Tensor:
-    """`[L, C, D]`: for each layer and class, the unit vector along the mean of the unit features of its images.
+    """Return `[L, C, D]`: for each layer and class, the unit vector along the mean of the unit features of its images.
 
     A seen class without any image gets a random direction, chosen by when the class was first met, not by its number.
     """
@@ -32,5 +32,7 @@ def class_means(net: TappedNet, images: Tensor, labels: Ints, seen: tuple[int, .
 
 
 def nearest_mean(features: Tensor, means: Tensor) -> Tensor:
-    """`[L, B, C]`: minus the squared distance of each image's unit features from each class's mean, both unit vectors."""
+    """Return `[L, B, C]`: minus the squared distance of each image's unit features from each class's mean, both
+    unit vectors.
+    """
     return 2 * (F.normalize(features, dim=-1) @ means.transpose(1, 2)) - 2

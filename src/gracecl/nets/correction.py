@@ -37,7 +37,9 @@ class Correction:
         return torch.where(self.classes, scale * logits + shift, logits)
 
     def objective(self, logits: Tensor, y: Tensor, among: Tensor, penalty: float) -> Tensor:
-        """`[L]`: cross-entropy of the corrected logits, over the classes marked in `among [C]`, plus penalty · b²."""
+        """Return `[L]`: cross-entropy of the corrected logits, over the classes marked in `among [C]`, plus
+        penalty · b².
+        """
         return cross_entropy(self(logits), y, among) + penalty * self.shift**2
 
     def grown(self, growth: Growth) -> Correction:

@@ -31,7 +31,7 @@ class CosineHead(StackedLinear):
         return self.scale * self.cosine(x)
 
     def cosine(self, x: Tensor) -> Tensor:
-        """`[L, B, C]`, between -1 and 1, whatever the scale is."""
+        """Return `[L, B, C]`, between -1 and 1, whatever the scale is."""
         return unit(x, self.epsilon) @ unit(self.weight, self.epsilon, dim=1)
 
     @torch.no_grad()

@@ -185,7 +185,7 @@ class Reader(nn.Module):
         self.map = nn.Linear(width, common) if width != common else nn.Identity()
 
     def pool(self, output: Tensor) -> Tensor:
-        """`[B, width]`, always a new tensor, for the model may go on and change its own in place."""
+        """Return `[B, width]`, always a new tensor, for the model may go on and change its own in place."""
         if self.kind == "maps":
             return output.flatten(2).mean(dim=2)
         if self.kind == "mean":

@@ -36,7 +36,7 @@ class LinearProbe:
             self.weight[layer, :, held], self.bias[layer, 0, held] = weight.to(self.weight), bias.to(self.bias)
 
     def __call__(self, features: Tensor) -> Tensor:
-        """`[L, B, C]`: the scores of the classes, whose softmax are their probabilities."""
+        """Return `[L, B, C]`: the scores of the classes, whose softmax are their probabilities."""
         return torch.baddbmm(self.bias, features.float(), self.weight)
 
 

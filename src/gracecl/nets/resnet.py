@@ -55,7 +55,7 @@ class Conv3x3(nn.Conv2d):
         return y.view(x.shape[0], height, width, -1).permute(0, 3, 1, 2).contiguous(memory_format=layout)
 
     def taps(self, height: int, width: int) -> Tensor:
-        """`[from, to]`: which of the nine weights takes a point of the input to a point of the output."""
+        """Return `[from, to]`: which of the nine weights takes a point of the input to a point of the output."""
         down, across = (torch.arange(size)[:, None] + 1 - torch.arange(0, size, self.stride[0]) for size in (height, width))
         return (3 * down[:, None, :, None] + across[None, :, None, :]).flatten(2).flatten(0, 1)
 
@@ -118,7 +118,7 @@ def enlarge(maps: Tensor, height: int, width: int) -> Tensor:
 
 
 def line_weights(size: int, larger: int, like: Tensor) -> Tensor:
-    """`[size, larger]`: how much each of `size` points counts at each of `larger` points between them."""
+    """Return `[size, larger]`: how much each of `size` points counts at each of `larger` points between them."""
     points = torch.eye(size, dtype=like.dtype, device=like.device)
     return F.interpolate(points[None], larger, mode="linear", align_corners=False)[0]
 

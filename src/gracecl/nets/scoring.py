@@ -51,7 +51,7 @@ def scoring(net: TappedNet, normalisation: Normalisation = "eval") -> Iterator[N
 def loss_of_each(
     net: TappedNet, x: Tensor, y: Tensor, weights: Weights | None = None, normalisation: Normalisation = "eval"
 ) -> Tensor:
-    """`[B]`: the loss of each image, under the net's own weights or others in their place."""
+    """Return `[B]`: the loss of each image, under the net's own weights or others in their place."""
     return cross_entropy_of_each(outputs(net, x, weights, normalisation).logits, y).sum(dim=0)
 
 
@@ -91,7 +91,8 @@ def step_ahead(net: TappedNet, direction: Weights, rate: float) -> Weights:
 
 
 def gradients_of_groups(net: TappedNet, x: Tensor, y: Tensor, scope: Literal["all", "heads"] = "all") -> Tensor:
-    """`[n, P]`: for each of n groups of images `x [n, b, …]`, `y [n, b]`, the gradient of the group's mean loss as one vector.
+    """Return `[n, P]`: for each of n groups of images `x [n, b, …]`, `y [n, b]`, the gradient of the group's mean
+    loss as one vector.
 
     Groups of one image give gradients of single images. BatchNorm uses its running statistics, so that no image of a group, and no
     group, changes what another gives. `heads` leaves out all weights but those of the classification heads.
@@ -115,7 +116,8 @@ def trainable(net: TappedNet) -> Weights:
 
 
 def gradients_of_each(net: TappedNet, weights: Weights, score: Callable[..., Tensor], x: Tensor, *given: Tensor) -> Weights:
-    """`{name: [n, …]}`: the gradients of `score(logits, *given)` for each of n groups of images `x [n, b, …]`, by `torch.func`.
+    """Return `{name: [n, …]}`: the gradients of `score(logits, *given)` for each of n groups of images `x [n, b,
+    …]`, by `torch.func`.
 
     `given` are tensors whose first axis is the group, such as labels `[n, b]`. BatchNorm uses its running statistics.
     """
@@ -133,6 +135,6 @@ def gradients_of_each(net: TappedNet, weights: Weights, score: Callable[..., Ten
 
 
 def features_of(net: TappedNet, images: Tensor) -> Tensor:
-    """`[B, D]`: the deepest tapped layer's features of raw images, in evaluation mode."""
+    """Return `[B, D]`: the deepest tapped layer's features of raw images, in evaluation mode."""
     parts = [taps.features[-1] for _, taps in net.sweep(images)]
     return torch.cat(parts) if parts else torch.zeros(0, net.width, device=net.classifier.weight.device)

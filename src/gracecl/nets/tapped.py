@@ -63,7 +63,7 @@ class Backbone(nn.Module):
 
 
 def stack_layers(features: list[Tensor]) -> Tensor:
-    """`[L, B, D]` from the features of each layer; a single layer is not copied."""
+    """Return `[L, B, D]` from the features of each layer; a single layer is not copied."""
     return torch.stack(features) if len(features) > 1 else features[0].unsqueeze(0)
 
 
