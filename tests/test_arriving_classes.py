@@ -62,8 +62,11 @@ def test_names_learn_what_numbers_learn_and_are_predicted() -> None:
 
 def test_labels_that_were_never_met_are_wrong_guesses() -> None:
     one = learned(learner(), (0, 1))
-    assert one.evaluate(images(0, 2), ["unheard of", "poppy"]).overall == 0
+    right = one.predict(images(0)) == "rose"
+    assert one.evaluate(images(0, 2), ["rose", "poppy"]).overall == 50 * right
     assert one.classes == 2
+    with pytest.raises(UserError, match="none of these labels was ever learned; those that were are 'rose', 'tulip'$"):
+        one.evaluate(images(0, 1), [0, 1])
 
 
 @pytest.mark.parametrize("classes", [6, list(NAMES), tuple(NAMES.tolist())])

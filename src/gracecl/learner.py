@@ -20,7 +20,7 @@ from gracecl import checkpoint, streams
 from gracecl.core import NO_SOURCES, Ints, StreamBatch
 from gracecl.data import Data
 from gracecl.data.arrays import MANY_TIMES
-from gracecl.data.labels import ClassLabels, as_labels, whole_numbers
+from gracecl.data.labels import UNKNOWN, ClassLabels, as_labels, whole_numbers
 from gracecl.engine.engine import NOTHING_LEARNED, Engine
 from gracecl.engine.evaluate import seen_scores
 from gracecl.engine.finite import check_losses
@@ -346,6 +346,9 @@ class Learner:
             if y is None:
                 raise UserError("the labels are missing; call evaluate(x, y), or evaluate(stream)")
             images, labels = self._read(x), self.labels.numbers(y)
+            if len(labels) and len(self.labels) and (labels == UNKNOWN).all():
+                met = ", ".join(map(repr, self.labels.array[:3].tolist()))
+                raise UserError(f"none of these labels was ever learned; those that were are {met}{', …' * (self.classes > 3)}")
             named = np.zeros(len(labels), np.int64) if tasks is None else whole_numbers(tasks, "tasks")
             if not len(images) == len(labels) == len(named):
                 raise UserError(f"{len(images)} images came with {len(labels)} labels and {len(named)} tasks; give one per image")
