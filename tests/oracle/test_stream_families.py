@@ -486,10 +486,10 @@ def test_sampled_experiences() -> None:
 def test_sampled_experiences_by_a_literal_loop() -> None:
     generator = rng.generator(5, "classes of experiences")
     begin = generator.choice(40, 3, p=first_experiences(40, 0.1))
-    again = generator.random((40, 3)) < 0.1
+    again = generator.random((40, 3)) < 0.7
     rows = [[int(e == begin[c] or (e > begin[c] and again[e, c])) for c in range(3)] for e in range(40)]
     assert [0, 0, 0] in rows
-    assert sampled_table(40, 3, 0.1, 0.1, 5).tolist() == [row for row in rows if any(row)]
+    assert sampled_table(40, 3, 0.1, 0.7, 5).tolist() == [row for row in rows if any(row)]
 
 
 def test_sampled_images_are_shared_evenly_and_drawn_anew() -> None:
