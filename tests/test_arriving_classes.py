@@ -65,7 +65,7 @@ def test_labels_that_were_never_met_are_wrong_guesses() -> None:
     right = one.predict(images(0)) == "rose"
     assert one.evaluate(images(0, 2), ["rose", "poppy"]).overall == 50 * right
     assert one.classes == 2
-    with pytest.raises(UserError, match="none of these labels was ever learned; those that were are 'rose', 'tulip'$"):
+    with pytest.raises(UserError, match=r"none of these labels was ever learned; those that were are 'rose', 'tulip'$"):
         one.evaluate(images(0, 1), [0, 1])
 
 
