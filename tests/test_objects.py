@@ -6,6 +6,7 @@ import copy
 import functools
 import gc
 import json
+import pickle
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -283,6 +284,14 @@ def test_schedules_by_expression(expression: str, wanted: list[float]) -> None:
         optimizer.step()
         schedule.step()
     assert found == pytest.approx(wanted, abs=1e-12)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda learner: pickle.loads(pickle.dumps(learner))])
+def test_a_copied_learner_has_a_schedule_of_its_own(copied: Callable[[Learner], Learner]) -> None:
+    learner = Learner("er", scheduler="cosine(steps=30)", **TOY, **MLP)
+    other = copied(learner)
+    assert same(other.fit(toy_stream()), learner.fit(toy_stream()))
+    assert other.engine.full_rates == learner.engine.full_rates
 
 
 SCHEDULERS: dict[str, Any] = {

@@ -295,10 +295,10 @@ PARTS = [
     *of(
         "functional/optim.py",
         "test_objects.py",
-        within("cosine", ("min(step / steps, 1)", "step / steps"), ("(1 - lowest)", "1")),
-        within("linear", ("min(step / steps, 1)", "step / steps")),
-        within("warmup", ("step + 1", "step")),
-        within("drop", ("step >= place", "step > place")),
+        within("_cosine", ("min(step / steps, 1)", "step / steps"), ("(1 - lowest)", "1")),
+        within("_linear", ("min(step / steps, 1)", "step / steps")),
+        within("_warmup", ("step + 1", "step")),
+        within("_drop", ("step >= place", "step > place")),
         within("_made", ('made["lr"] *= factor', 'made["lr"] = factor')),
     ),
     *of(

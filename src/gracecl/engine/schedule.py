@@ -38,7 +38,8 @@ class Schedule:
             group["lr"] = rate  # schedulers compute the next rate from this one, which a plan may have scaled
         with warnings.catch_warnings():
             # That no optimizer step came before the first advance is a method's choice (one that only stores, at first).
-            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+            # A copied optimizer has not been told of the scheduler, which only counts its steps for the same warning.
+            warnings.filterwarnings("ignore", "(Detected call of `lr_scheduler.step|Seems like `optimizer.step)", UserWarning)
             self.scheduler.step()
         return [group["lr"] for group in self.optimizer.param_groups]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -121,25 +122,41 @@ Share = Annotated[float, Within(0, 1)]
 
 
 def cosine(steps: Count, lowest: Share = 0.0) -> Factor:
-    """Half a cosine from 1 to `lowest` in so many steps, and `lowest` from there on."""
-    return lambda step: lowest + (1 - lowest) * (1 + math.cos(math.pi * min(step / steps, 1))) / 2
+    """Go down half a cosine from 1 to `lowest` in so many steps, and stay there."""
+    return partial(_cosine, steps, lowest)
+
+
+def _cosine(steps: int, lowest: float, step: int) -> float:
+    return lowest + (1 - lowest) * (1 + math.cos(math.pi * min(step / steps, 1))) / 2
 
 
 def linear(steps: Count, lowest: Share = 0.0) -> Factor:
-    """A straight line from 1 to `lowest` in so many steps, and `lowest` from there on."""
-    return lambda step: 1 - (1 - lowest) * min(step / steps, 1)
+    """Go down a straight line from 1 to `lowest` in so many steps, and stay there."""
+    return partial(_linear, steps, lowest)
+
+
+def _linear(steps: int, lowest: float, step: int) -> float:
+    return 1 - (1 - lowest) * min(step / steps, 1)
 
 
 def warmup(steps: Count) -> Factor:
-    """A straight line up to 1, which step number `steps` has first."""
-    return lambda step: min((step + 1) / steps, 1)
+    """Go up a straight line to 1, which step number `steps` has first."""
+    return partial(_warmup, steps)
+
+
+def _warmup(steps: int, step: int) -> float:
+    return min((step + 1) / steps, 1)
 
 
 def drop(at: list, factor: Share = 0.1) -> Factor:  # type: ignore[type-arg]
-    """Times `factor` at each of these steps."""
+    """Multiply by `factor` at each of these steps."""
     if not at or not all(isinstance(step, int) and not isinstance(step, bool) and step >= 1 for step in at):
         raise UserError(f"drop: at is a list of steps such as [100, 200], not {at!r}")
-    return lambda step: factor ** sum(step >= place for place in at)
+    return partial(_drop, tuple(at), factor)
+
+
+def _drop(at: tuple[int, ...], factor: float, step: int) -> float:
+    return factor ** sum(step >= place for place in at)
 
 
 SCHEDULES: dict[str, Callable[..., Factor]] = {"cosine": cosine, "linear": linear, "warmup": warmup, "drop": drop}
