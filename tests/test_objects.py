@@ -154,6 +154,25 @@ def test_a_module_s_output_is_its_last_tap_and_blocks_are_tapped_before_it() -> 
     assert torch.allclose(features, learner.net.backbone.model(x))  # type: ignore[operator]
 
 
+class Text(nn.Module):
+    """Takes its inputs by their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.map = nn.Embedding(30, 8), nn.Linear(8, 8)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        words = self.embed(ids) * mask[..., None]
+        return self.map(words.sum(dim=1) / mask.sum(dim=1, keepdim=True))  # type: ignore[no-any-return]
+
+
+def test_a_module_takes_the_parts_of_its_input_by_name() -> None:
+    x, y = {"ids": torch.arange(24).view(6, 4), "mask": torch.ones(6, 4)}, ["rose", "tulip"] * 3
+    learner = Learner("er", net=Text(), optimizer=lambda params: torch.optim.AdamW(params, 0.1), memory=10, device="cpu")
+    learner.fit([{**x, "labels": y}] * 20 + [(x, y)] * 20)
+    assert learner.predict(x).tolist() == y
+
+
 @pytest.mark.parametrize("classes", [None, 2])
 def test_the_heads_of_a_module_grow(classes: int | None) -> None:
     net: Any = Features() if classes is None else gracecl.tap(Features(), classes=classes, example=(1, 64))
@@ -334,9 +353,23 @@ def test_a_run_with_a_schedule_has_a_folder_of_its_own_and_is_taken_from_the_com
 # Recording, and asking again.
 
 
-def learner_of_objects(**changes: Any) -> Learner:
-    given: dict[str, Any] = {"method": Doubled(n_recall=4), "net": Features(), "optimizer": adamw} | changes
-    return Learner(**given, **TOY)
+def learner_of_objects() -> Learner:
+    return Learner(Doubled(n_recall=4), net=Features(), optimizer=adamw, **TOY)
+
+
+def negative(x: Tensor, generator: Any) -> Tensor:
+    return -x
+
+
+def test_views_of_one_s_own_are_recorded_and_asked_for_again(tmp_path: Path) -> None:
+    options: dict[str, Any] = TOY | MLP | {"augment": negative}
+    learner = Learner("er", **options).fit(toy_stream())
+    assert not same(learner, Learner("er", **TOY, **MLP).fit(toy_stream()))
+    assert objects.is_opaque(learner.recipe.augment)
+    learner.save(tmp_path / "it")
+    with pytest.raises(UserError, match=r"its augment as an object \(test_objects\.negative@"):
+        Learner.load(tmp_path / "it")
+    assert same(Learner.load(tmp_path / "it", augment=negative).fit(toy_stream()), learner.fit(toy_stream()))
 
 
 def test_a_learner_of_objects_is_loaded_with_them(tmp_path: Path) -> None:
