@@ -27,7 +27,7 @@ KINDS: dict[str, Any] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_labels_come_back_as_they_were(kind: str) -> None:
     classes, given = ClassLabels(), KINDS[kind]
-    named = classes.named(classes.learned(given))
+    named = classes.named(classes.learned(classes.checked(given)))
     plain = [label.item() if hasattr(label, "item") else label for label in given]
     assert named.tolist() == plain
     assert [type(label) for label in named.tolist()] == [type(label) for label in plain]
@@ -36,8 +36,8 @@ def test_labels_come_back_as_they_were(kind: str) -> None:
 
 def test_numbers_are_those_of_arrival_and_do_not_change() -> None:
     classes = ClassLabels()
-    assert classes.learned(["b", "a", "b"]).tolist() == [0, 1, 0]
-    assert classes.learned(["c", "a"]).tolist() == [2, 1]
+    assert classes.learned(classes.checked(["b", "a", "b"])).tolist() == [0, 1, 0]
+    assert classes.learned(classes.checked(["c", "a"])).tolist() == [2, 1]
     assert classes.numbers(["d", "a"]).tolist() == [UNKNOWN, 1]
     assert classes.array.tolist() == ["b", "a", "c"]
     assert len(classes) == 3
@@ -70,7 +70,7 @@ def test_a_label_that_cannot_be_one_is_a_sentence_and_leaves_no_trace(declared: 
     classes = ClassLabels(declared)
     before = classes.array.tolist()
     with pytest.raises(UserError, match=sentence):
-        classes.learned(y)
+        classes.learned(classes.checked(y))
     assert classes.array.tolist() == before
 
 

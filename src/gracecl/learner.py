@@ -509,7 +509,8 @@ class Learner:
             self._build(ImageInputs(inputs.shape, *self._statistics, inputs.dtype) if isinstance(inputs, ImageInputs) else inputs)
         labels = self._labels_of(stream)
         by_arrival = dict.fromkeys([*stream.labels(stream.order).tolist(), *range(len(labels))])
-        self.labels.learned([labels[number] for number in by_arrival])
+        if self.labels.open:
+            self.labels.add([labels[number] for number in by_arrival])
         own = self.labels.numbers(labels)
         if np.array_equal(own, np.arange(len(own))):
             return stream

@@ -56,8 +56,10 @@ class ClassLabels:
         return self.counted is None and all(key(label) in self._numbers for label in labels)
 
     def checked(self, y: Any) -> Sequence[Hashable] | Ints:
-        """The labels in a form that the others take; refuses what cannot be one."""
-        labels = listed(y, "labels") if self.counted is None else whole_numbers(y, "labels")
+        """The labels in the form that `learned` takes; refuses what cannot be one."""
+        if self.counted is not None:
+            return self._counted_numbers(y, self.counted)
+        labels = listed(y, "labels")
         if not self.open:
             self.numbers(labels)
         return labels
@@ -73,11 +75,13 @@ class ClassLabels:
             raise UserError(f"label {label!r} is not one of the {len(self)} declared classes; declare it with classes=")
         return found
 
-    def learned(self, y: Any) -> Ints:
-        """The class number of each label; those that are new are added."""
+    def learned(self, labels: Sequence[Hashable] | Ints) -> Ints:
+        """The class number of each of some labels that were checked; those that are new are added."""
+        if isinstance(labels, np.ndarray):
+            return labels
         if self.open:
-            self.add(listed(y, "labels"))
-        return self.numbers(y)
+            self.add(labels)
+        return np.array([self._numbers[key(label)] for label in labels], np.int64)
 
     def named(self, numbers: Ints) -> npt.NDArray[Any]:
         """The labels of class numbers: integers if all classes have such labels, else objects."""

@@ -85,7 +85,7 @@ class Method:
     def __post_init__(self) -> None:
         spec.check_fields(self, self.name)
 
-    @property
+    @cached_property
     def name(self) -> str:
         return methods.name_of(type(self))
 
