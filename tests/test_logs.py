@@ -110,7 +110,7 @@ def from_python(out: Path, kind: str) -> Run:
 
 @pytest.mark.parametrize("begin", [by_study, by_resume, from_python])
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if kind != "tensorboard" else []) for kind in logs.LOGS]
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if kind != "tensorboard" else []) for kind in logs.TRACKERS]
 )
 def test_wherever_runs_are_begun(
     begin: Callable[[Path, str], Run], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -195,7 +195,7 @@ def test_a_view_that_is_not_installed_is_told_before_anything_runs(
 def test_a_view_that_fails_leaves_the_run_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Broken(logs.Log):
+    class Broken(logs.Tracker):
         def scalars(self, step: int, values: logs.Scalars) -> None:
             raise ConnectionError("the server is away")
 
@@ -203,6 +203,6 @@ def test_a_view_that_fails_leaves_the_run_alone(
             pass
 
     pytest.importorskip("tensorboard")
-    monkeypatch.setitem(logs.LOGS, "tensorboard", Broken)
+    monkeypatch.setitem(logs.TRACKERS, "tensorboard", Broken)
     assert run_logged(tmp_path, "tensorboard").finished
     assert "stopped for grace(er()), seed 0 (the server is away); the run itself goes on" in capsys.readouterr().err

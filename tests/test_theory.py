@@ -25,7 +25,7 @@ from gracecl.lab.theory import bounds, page
 from gracecl.lab.theory.bounds import ForgettingBound, Objective, Point
 from gracecl.lab.theory.measure import (
     NO_SCALE,
-    Images,
+    LabelledImages,
     Noise,
     NoiseSearch,
     PacBayesTask,
@@ -376,7 +376,9 @@ class Threshold(nn.Module):
 
 
 LEVELS = torch.arange(300, dtype=torch.float32) / 300
-IMAGES = Images(Threshold(), lambda x: x.float(), LEVELS.view(-1, 1, 1, 1), torch.zeros(300, dtype=torch.int64), "last", False)
+IMAGES = LabelledImages(
+    Threshold(), lambda x: x.float(), LEVELS.view(-1, 1, 1, 1), torch.zeros(300, dtype=torch.int64), "last", False
+)
 """more than fit into one batch; all are of class 0"""
 
 

@@ -44,10 +44,10 @@ def print_table(table: Any) -> None:
     """Print a table of rich to standard output."""
     from rich.console import Console
 
-    Console().print(Plain(table))
+    Console().print(Escaped(table))
 
 
-class Plain:
+class Escaped:
     """Wrap something that rich draws and escape its control characters."""
 
     def __init__(self, drawn: Any) -> None:

@@ -423,9 +423,11 @@ NUMBERS = [
     *of(
         "lab/theory/measure.py",
         THEORY,
-        within("Images._missing", ("1 - chances.gather(1, y[:, None])[:, 0]", "-chances.gather(1, y[:, None])[:, 0].log()")),
-        within("Images._wrong", ("chances.argmax(dim=1) != y", "chances.argmax(dim=1) == y")),
-        within("Images._part.part", ("terms * (len(y) / len(self.y))", "terms")),
+        within(
+            "LabelledImages._missing", ("1 - chances.gather(1, y[:, None])[:, 0]", "-chances.gather(1, y[:, None])[:, 0].log()")
+        ),
+        within("LabelledImages._wrong", ("chances.argmax(dim=1) != y", "chances.argmax(dim=1) == y")),
+        within("LabelledImages._part.part", ("terms * (len(y) / len(self.y))", "terms")),
         within("target_entropies", ("found[-LAST_ROWS:]", "found[:LAST_ROWS]")),
         within(
             "fold",

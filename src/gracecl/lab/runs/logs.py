@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -24,13 +24,12 @@ from gracecl.lab.report.runs import RECORD, SUMMARY
 from gracecl.lab.runs.run import Work
 from gracecl.terminal import print_err
 
-Kind = Literal["tensorboard", "wandb", "mlflow"]
 NEEDED = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 SECONDS_BETWEEN_LOOKS = 2.0
 Scalars = dict[str, float]
 
 
-class Log:
+class Tracker:
     """A run in an experiment tracker."""
 
     def __init__(self, place: Path, name: str, config: dict[str, Any], known_as: str | None) -> None:
@@ -47,7 +46,7 @@ class Log:
         raise NotImplementedError
 
 
-class TensorBoard(Log):
+class TensorBoard(Tracker):
     """Event files in `<out>/tensorboard`, for `tensorboard --logdir`."""
 
     def __init__(self, place: Path, name: str, config: dict[str, Any], known_as: str | None) -> None:
@@ -72,7 +71,7 @@ class TensorBoard(Log):
         self.writer.close()
 
 
-class WandB(Log):
+class WandB(Tracker):
     """A run of Weights & Biases; `WANDB_MODE=offline` keeps it in `<out>/wandb` until `wandb sync`."""
 
     def __init__(self, place: Path, name: str, config: dict[str, Any], known_as: str | None) -> None:
@@ -94,7 +93,7 @@ class WandB(Log):
         self.run.finish()
 
 
-class MLflow(Log):
+class MLflow(Tracker):
     """A run of MLflow, in the store that `MLFLOW_TRACKING_URI` names or else in `<out>/mlflow`."""
 
     def __init__(self, place: Path, name: str, config: dict[str, Any], known_as: str | None) -> None:
@@ -122,14 +121,14 @@ class MLflow(Log):
         self.client.set_terminated(self.known_as)
 
 
-LOGS: dict[str, type[Log]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
 
 
 def check(kinds: Sequence[str]) -> None:
     """Refuse unknown trackers and those whose library is missing, before any run begins."""
     for kind in kinds:
-        if kind not in LOGS:
-            raise UserError(f"there is no --log {kind} (there are: {', '.join(LOGS)})")
+        if kind not in TRACKERS:
+            raise UserError(f"there is no --log {kind} (there are: {', '.join(TRACKERS)})")
         try:
             importlib.import_module(NEEDED[kind])
         except ImportError:
@@ -171,7 +170,7 @@ class Tail:
         self.folder, self.title = work.folder, work.config.title
         self.place, self.kind = place, kind
         self.note = work.folder / f".log-{kind}.json"
-        self.log: Log | None = None
+        self.log: Tracker | None = None
         self.at, self.failed = 0, False
         self.logged = -1
         """the last step that the tracker has"""
@@ -210,7 +209,7 @@ class Tail:
             self.place = earlier
         config = read_sealed(self.folder / "config.json")
         name = "-".join(self.folder.parts[-3:])
-        self.log = LOGS[self.kind](self.place, name, config, noted.get("known_as"))
+        self.log = TRACKERS[self.kind](self.place, name, config, noted.get("known_as"))
 
     def _hand_on(self, record: Path) -> None:
         assert self.log is not None
@@ -234,7 +233,7 @@ class Tail:
             write_json(self.note, note)
 
     def _finish(self) -> None:
-        """Log the accuracy matrix as a picture and the timing of a finished run."""
+        """Tracker the accuracy matrix as a picture and the timing of a finished run."""
         if self.log is None or not (self.folder / SUMMARY).is_file():
             return
         timing = read_sealed(self.folder / "timing.json")

@@ -152,7 +152,7 @@ class Theory:
 
 
 @dataclass(frozen=True)
-class Images:
+class LabelledImages:
     """A set of images on which the net can be evaluated at any θ."""
 
     net: nn.Module
@@ -164,7 +164,7 @@ class Images:
     entropies: bool
     """whether the layers' entropies are wanted too"""
 
-    def first(self, number: int) -> Images:
+    def first(self, number: int) -> LabelledImages:
         return replace(self, x=self.x[:number], y=self.y[:number])
 
     def objective(self, weight: float, target: float) -> Objective:
@@ -334,7 +334,7 @@ def _samples(stream: Stream, ends: list[int], number: int) -> int:
 
 def _images_of_task(
     net: TappedNet, stream: Stream, ends: list[int], number: int, settings: Settings, entropies: bool
-) -> tuple[Images, Images]:
+) -> tuple[LabelledImages, LabelledImages]:
     """Return a task's training and test images, at most as many as wanted."""
     data, task = stream.data, int(stream.task_of_step[ends[number]])
     training = np.unique(stream.order[_positions(stream, ends, number)])
@@ -345,8 +345,8 @@ def _images_of_task(
     def chosen(purpose: str, index: Ints) -> Ints:
         return rng.generator(stream.seed, "theory", purpose, number).permutation(index)[: settings.images]
 
-    def shown(x: Tensor, y: Ints) -> Images:
-        return Images(net, net.inputs.normalise, x, torch.from_numpy(y).to(x.device), settings.head, entropies)
+    def shown(x: Tensor, y: Ints) -> LabelledImages:
+        return LabelledImages(net, net.inputs.normalise, x, torch.from_numpy(y).to(x.device), settings.head, entropies)
 
     items, rows = chosen("training", training), chosen("test", test)
     test_x = data.test_x.index_select(0, torch.from_numpy(rows).to(data.test_x.device))
@@ -387,7 +387,7 @@ def fold(snapshot: Mapping[str, Tensor], norms: Mapping[str, float]) -> dict[str
     return found
 
 
-def _used_tensors(images: Images, snapshots: list[dict[str, Tensor]]) -> list[str]:
+def _used_tensors(images: LabelledImages, snapshots: list[dict[str, Tensor]]) -> list[str]:
     """Name the tensors that the outputs depend on at any snapshot: projectors, for one, play no part."""
     used: dict[str, None] = {}
     x = images.normalise(images.x[:BATCH])
@@ -424,7 +424,7 @@ def drawn(centre: Point, spread: Mapping[str, float], *key: int | str) -> dict[s
     return found
 
 
-def choose_noise(images: Images, before: Point, after: Point, samples: int, settings: Settings, seed: int) -> NoiseSearch:
+def choose_noise(images: LabelledImages, before: Point, after: Point, samples: int, settings: Settings, seed: int) -> NoiseSearch:
     """Try every variance with few draws and images; `choice_cost` pays for the choice."""
     few = images.first(SEARCH_IMAGES).errors()
     tried = []
@@ -446,8 +446,8 @@ class PacBayesTask:
 
     number: int
     samples: int
-    training: Images
-    test: Images
+    training: LabelledImages
+    test: LabelledImages
     weight: float
     target: float
 
