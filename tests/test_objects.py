@@ -154,6 +154,15 @@ def test_a_module_s_output_is_its_last_tap_and_blocks_are_tapped_before_it() -> 
     assert torch.allclose(features, learner.net.backbone.model(x))  # type: ignore[operator]
 
 
+class Empty(Features):
+    def __len__(self) -> int:
+        return 0
+
+
+def test_a_module_that_counts_as_false_is_a_net() -> None:
+    assert Learner("er", net=Empty(), **TOY).net.width == 16
+
+
 class Text(nn.Module):
     """Takes its inputs by their names."""
 
@@ -456,6 +465,19 @@ def test_other_source_options_closures_and_weights_are_other_runs() -> None:
     assert place(method=Doubled()) == place(method=Doubled()) != place(method=Doubled(factor=3.0))
     one, two = lambda p: torch.optim.SGD(p, 0.1), lambda p: torch.optim.Adam(p, 0.1)
     assert place(optimizer=one) != place(optimizer=two)
+
+
+def test_a_digest_looks_into_everything_once_and_ends() -> None:
+    endless: list[Any] = [1]
+    endless.append(endless)
+    deep: list[Any] = []
+    for number in range(5000):
+        deep = [number, deep]
+    assert objects.digest(endless) == objects.digest(endless)
+    assert objects.digest(deep) == objects.digest(deep) != objects.digest([0, deep])
+    many = [functools.partial(adamw, number) for number in range(50)]
+    found = {objects.digest([*many[:number], functools.partial(adamw, -1), *many[number + 1 :]]) for number in range(50)}
+    assert len(found) == 50, "each counts, wherever it stands"
 
 
 def test_code_without_source_has_a_digest_of_what_it_was_compiled_to() -> None:

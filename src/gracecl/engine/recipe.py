@@ -65,7 +65,7 @@ class Recipe(LearnerOptions):
         method, device = self.check(live), device_of(self.device)
         inputs = inputs.to(device)
         with rng.torch_seed(self.seed, "net"):
-            net = nets.build(live.net or self.net, inputs, classes, taps_for(method, self.taps)).to(device)
+            net = nets.build(self.net if live.net is None else live.net, inputs, classes, taps_for(method, self.taps)).to(device)
         net = net.to(memory_format=memory_format(self.layout, net, device, max(inputs.shape[1:], default=1)))  # type: ignore[call-overload]
         if self.cuda_graphs:
             if device.type != "cuda":
@@ -81,8 +81,8 @@ class Recipe(LearnerOptions):
             memories,
             seed=self.seed,
             augmentation=live.augment or augment_for(self.augment, inputs),
-            optimizer=live.optimizer or self.optimizer,
-            scheduler=live.scheduler or self.scheduler,
+            optimizer=self.optimizer if live.optimizer is None else live.optimizer,
+            scheduler=self.scheduler if live.scheduler is None else live.scheduler,
             scheduler_step=self.scheduler_step,
             precision=self.precision,
         )

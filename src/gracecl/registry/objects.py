@@ -28,6 +28,18 @@ LIBRARIES = ("builtins", "gracecl", "torch", "torchvision", "numpy", "collection
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
+DEEPEST = 20
+"""objects inside one another that a digest looks into"""
+
+
+class Walk:
+    """The way through an object: what was met, which is kept so that no other gets its place in memory, and how deep it is."""
+
+    def __init__(self) -> None:
+        self.met: dict[int, Any] = {}
+        self.depth = 0
+
+
 def is_opaque(text: Any) -> bool:
     """Whether a setting stands for an object that no expression names."""
     return isinstance(text, str) and OPAQUE.search(text) is not None
@@ -41,7 +53,7 @@ def opaque(name: str, thing: Any) -> str:
 def digest(*things: Any) -> str:
     """Of the source and the values of objects."""
     sha = hashlib.sha256()
-    for piece in _pieces(things, set()):
+    for piece in _pieces(things, Walk()):
         sha.update(piece if isinstance(piece, bytes) else f"\0{piece}".encode())
     return sha.hexdigest()[:12]
 
@@ -62,48 +74,55 @@ def missing(what: str, settings: Mapping[str, Any], given: Mapping[str, Any], re
             raise UserError(f"{what} was given its {name} as an object ({text}), which no file holds; {remedy.format(name=name)}")
 
 
-def _pieces(value: Any, met: set[int]) -> Iterator[str | bytes]:
+def _pieces(value: Any, walk: Walk) -> Iterator[str | bytes]:
     """What an object's digest is made of, in a fixed order."""
     if isinstance(value, PLAIN):
         yield repr(value)
-        return
-    if id(value) in met:
+    elif id(value) in walk.met:
         yield "again"
-        return
-    met.add(id(value))
+    elif walk.depth == DEEPEST:
+        yield type(value).__qualname__
+    else:
+        walk.met[id(value)] = value
+        walk.depth += 1
+        yield from _inside(value, walk)
+        walk.depth -= 1
+
+
+def _inside(value: Any, walk: Walk) -> Iterator[str | bytes]:
     if isinstance(value, (list, tuple)):
         yield f"{type(value).__name__} {len(value)}"
         for item in value:
-            yield from _pieces(item, met)
+            yield from _pieces(item, walk)
     elif isinstance(value, (set, frozenset)):
         yield from sorted(map(repr, value))
     elif isinstance(value, Mapping):
         for key in sorted(value, key=repr):
             yield repr(key)
-            yield from _pieces(value[key], met)
+            yield from _pieces(value[key], walk)
     elif isinstance(value, type):
-        yield from _of_class(value, met)
+        yield from _of_class(value, walk)
     elif isinstance(value, functools.partial):
-        yield from _pieces((value.func, value.args, value.keywords), met)
+        yield from _pieces((value.func, value.args, value.keywords), walk)
     elif isinstance(value, types.MethodType):
-        yield from _pieces((value.__func__, value.__self__), met)
+        yield from _pieces((value.__func__, value.__self__), walk)
     elif isinstance(value, types.FunctionType):
-        yield from _of_function(value, met)
+        yield from _of_function(value, walk)
     elif hasattr(value, "detach") or hasattr(value, "__array__"):
         yield from _of_tensor(value)
     else:
-        yield from _of_class(type(value), met)
+        yield from _of_class(type(value), walk)
         if hasattr(value, "named_modules"):
-            yield from _of_module(value, met)
+            yield from _of_module(value, walk)
         elif is_dataclass(value):
             for field in fields(value):
                 yield field.name
-                yield from _pieces(getattr(value, field.name), met)
+                yield from _pieces(getattr(value, field.name), walk)
         else:
-            yield from _pieces(getattr(value, "__dict__", {}), met)
+            yield from _pieces(getattr(value, "__dict__", {}), walk)
 
 
-def _of_class(kind: type, met: set[int]) -> Iterator[str | bytes]:
+def _of_class(kind: type, walk: Walk) -> Iterator[str | bytes]:
     for part in kind.__mro__:
         yield f"{part.__module__}.{part.__qualname__}" if part.__module__ != "__main__" else part.__qualname__
         if part.__module__.partition(".")[0] in LIBRARIES:
@@ -117,18 +136,18 @@ def _of_class(kind: type, met: set[int]) -> Iterator[str | bytes]:
                     yield from _of_code(member.__code__)
 
 
-def _of_function(function: types.FunctionType, met: set[int]) -> Iterator[str | bytes]:
+def _of_function(function: types.FunctionType, walk: Walk) -> Iterator[str | bytes]:
     try:
         yield inspect.getsource(function)
         if function.__name__ == "<lambda>":  # whose source is the whole line, which may hold others
             yield repr(function.__code__.co_names)
     except (OSError, TypeError):
         yield from _of_code(function.__code__)
-    yield from _pieces(function.__defaults__, met)
-    yield from _pieces(function.__kwdefaults__, met)
+    yield from _pieces(function.__defaults__, walk)
+    yield from _pieces(function.__kwdefaults__, walk)
     for cell in function.__closure__ or ():
         try:
-            yield from _pieces(cell.cell_contents, met)
+            yield from _pieces(cell.cell_contents, walk)
         except ValueError:  # a name that was not given a value yet
             yield "empty"
 
@@ -143,11 +162,11 @@ def _of_code(code: types.CodeType) -> Iterator[str | bytes]:
             yield repr(constant)
 
 
-def _of_module(module: Any, met: set[int]) -> Iterator[str | bytes]:
+def _of_module(module: Any, walk: Walk) -> Iterator[str | bytes]:
     """A net: its parts, and the names and shapes of its weights, whose values learning changes."""
     for name, part in module.named_modules():
         yield name
-        yield from _of_class(type(part), met)
+        yield from _of_class(type(part), walk)
     yield ADDRESS.sub("", repr(module))
     for name, value in module.state_dict().items():
         yield f"{name} {tuple(getattr(value, 'shape', ()))}"
