@@ -45,7 +45,6 @@ CLOSED = [
         within(
             "shrunk",
             ("(1 - share)[:, None, None] * covariance", "covariance"),
-            ("torch.where(variance > 0, share, 1.0)", "share"),
             ("torch.where(variance > 0, variance, 1.0)", "variance"),
         ),
         within(

@@ -158,7 +158,6 @@ def shrunk(covariance: Tensor, share: Tensor, to: Literal["identity", "variance"
     """(1 - ρ) Σ + ρ I, or ρ times the mean variance times I; where nothing varies at all the identity stands for it."""
     variance = covariance.diagonal(dim1=1, dim2=2).mean(dim=1)
     multiple = torch.where(variance > 0, variance, 1.0) if to == "variance" else torch.ones_like(variance)
-    share = torch.where(variance > 0, share, 1.0) if to == "variance" else share
     return plus_identity((1 - share)[:, None, None] * covariance, share * multiple)
 
 
