@@ -802,3 +802,29 @@ def test_runs_on_every_family_have_an_accuracy(family: str) -> None:
     result = gracecl.run("er", stream=f"{family}-digits(size=8, classes='0-3', tasks=2, batch=50{extra})", **options)
     assert 0 <= result.metrics["acc"] <= 100
     assert math.isfinite(result.metrics["aia"])
+
+
+# Inputs of other kinds.
+
+
+def test_families_do_not_care_what_an_input_is() -> None:
+    """Orders are over numbers of examples; only views of domains need images."""
+    generator = np.random.default_rng(0)
+    y, test_y = np.repeat(np.arange(4), 25), np.repeat(np.arange(4), 2)
+    rows, test_rows = (generator.normal(size=(len(labels), 5)).astype(np.float32) for labels in (y, test_y))
+    vectors = from_arrays(rows, y, test_rows, test_y, tasks=2)
+    pairs = from_arrays({"a": rows, "b": rows}, y, {"a": test_rows, "b": test_rows}, test_y, tasks=2)
+    for family in (
+        "i-blurry(tasks=2)",
+        "gaussian(tasks=2)",
+        "noisy(longtail(gradual(tasks=2), 5), 0.2)",
+        "repeat(tasks=3)",
+        "timed",
+    ):
+        stream = made(family, data=vectors)
+        check_stream(stream)
+        assert tuple(stream.batch(0).x.shape[1:]) == (5,)
+        assert made(family, data=pairs).order.tolist() == stream.order.tolist()
+    for data in (vectors, pairs):
+        with pytest.raises(UserError, match="holds no images of bytes, which rotations, permutations and corruptions need"):
+            made("domain", data=data)

@@ -78,7 +78,7 @@ def domain(
     spec.check_options(domain, "domain", given)
     if isinstance(data, Domains):
         return of_folders(data, seed, batch, marked)
-    if data.train_x.ndim != 4 or data.train_x.dtype != torch.uint8:
+    if not isinstance(data.train_x, torch.Tensor) or data.train_x.ndim != 4 or data.train_x.dtype != torch.uint8:
         raise UserError(f"domain: {data.name} holds no images of bytes, which rotations, permutations and corruptions need")
     views = views_of(kind, data, seed, tasks, identity, angles, corruptions, severity)
     images = np.arange(len(data.train_y))

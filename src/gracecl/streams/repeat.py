@@ -49,15 +49,16 @@ def repeat(
 ) -> Stream:
     """Classes that come back: `tasks` experiences, each with some of the classes, old and new.
 
-    With `draw='slots'`, each experience has `slots` classes (3 of 10, if left out), and every image is shown at most once. With
-    `draw='sampled'`, a class first comes after a geometric time with `first`, comes back with probability `again`, and each
-    experience has `images` images. Accuracy is that of the classes met; a class belongs to the experience that brought it.
+    With `draw='slots'`, each experience has `slots` classes (3 of 10, or as many as it takes to show all), and every image is
+    shown at most once. With `draw='sampled'`, a class first comes after a geometric time with `first`, comes back with
+    probability `again`, and each experience has `images` images. Accuracy is that of the classes met; a class belongs to the
+    experience that brought it.
     """
     given = {"tasks": tasks, "draw": draw, "slots": slots, "first": first, "again": again, "images": images, "batch": batch}
     spec.check_options(repeat, "repeat", given | {"marked": marked})
     tasks = data.tasks if tasks is None else tasks
     if draw == "slots":
-        slots = max(1, round(0.3 * data.classes)) if slots is None else slots
+        slots = max(round(0.3 * data.classes), -(-data.classes // tasks)) if slots is None else slots
         table = slot_table(tasks, slots, data.classes, seed)
         shown = [np.concatenate(members) for members in images_of_slots(table, data.train_y)]
     else:
