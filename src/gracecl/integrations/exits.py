@@ -77,11 +77,12 @@ class Past:
         return {"size": self.size, "offered": self.offered, "x": sample and sample[0], "y": sample and sample[1]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["size"] != self.size:
-            raise UserError(f"the saved sample of the past has {state['size']} places; give past={state['size']} to go on from it")
+        size = state["size"] if "size" in state else len(state["y"])  # 0.1.0 saved empty places too
+        if size != self.size:
+            raise UserError(f"the saved sample of the past has {size} places; give past={size} to go on from it")
         self.memory = None
         if state["offered"]:
             self.memory = Memory(self.size, Inputs(state["x"].shape[1:], state["x"].dtype))
-            rows = np.arange(len(state["y"]))
+            rows = np.arange(min(state["offered"], size))
             self.memory.put(rows, state["x"], rows, state["y"].numpy(), NO_TASK, {})
             self.memory.offered = state["offered"]
