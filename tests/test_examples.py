@@ -45,8 +45,9 @@ def test_what_is_your_own_takes_less_than_twenty_lines(name: str) -> None:
     assert len([line for line in text.splitlines() if line.strip()]) < 20
 
 
-def test_growing_labels_take_at_most_forty_lines() -> None:
-    (example,) = (example for example in EXAMPLES if example.stem == "growing_labels")
+@pytest.mark.parametrize("name", ["growing_labels", "vectors", "sequences_gru", "text_transformer"])
+def test_any_input_and_growing_labels_take_at_most_forty_lines(name: str) -> None:
+    (example,) = (example for example in EXAMPLES if example.stem == name)
     assert len(example.read_text(encoding="utf-8").splitlines()) <= 40
 
 
@@ -74,6 +75,9 @@ def test_no_example_is_forgotten() -> None:
         "own_backbone",
         "own_loop",
         "growing_labels",
+        "sequences_gru",
+        "text_transformer",
+        "vectors",
         "avalanche_replay",
         "timm_model",
         "lightning_module",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 import gracecl
 from gracecl import nets, streams
@@ -275,3 +278,85 @@ def test_a_fingerprint_tells_types_and_names_apart() -> None:
     ]
     assert len(set(prints)) == len(prints)
     assert inputs_of({"a": np.zeros((4, 2))}) == Parts({"a": Inputs((2,))})
+
+
+# Datasets of PyTorch.
+
+
+class Pairs(Dataset[Any]):
+    """A map-style dataset of given items."""
+
+    def __init__(self, items: list[Any], classes: list[str] | None = None) -> None:
+        self.items = items
+        if classes is not None:
+            self.classes = classes
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, number: int) -> Any:
+        return self.items[number]
+
+
+def pictures(count: int, mode: str = "RGB") -> list[Any]:
+    shape = (4, 5, 3) if mode == "RGB" else (4, 5)
+    return [(Image.fromarray(RNG.integers(0, 256, shape, np.uint8)), number % 2) for number in range(count)]
+
+
+def test_a_dataset_of_pictures_is_that_of_its_arrays() -> None:
+    items = pictures(6)
+    data = gracecl.from_torch(Pairs(items, ["cat", "dog"]), Pairs(items[:2]))
+    arrays = np.stack([np.asarray(picture) for picture, _ in items])
+    labels = np.array([label for _, label in items])
+    same = gracecl.from_arrays(arrays, labels, arrays[:2], labels[:2])
+    assert (data.fingerprint, data.inputs, data.class_names) == (same.fingerprint, same.inputs, ("cat", "dog"))
+    assert gracecl.from_torch(Pairs(pictures(2, "L")), Pairs(pictures(2, "L"))).shape == (1, 4, 5)
+
+
+def test_entries_of_dicts_are_parts_and_labels_may_be_names() -> None:
+    items = [
+        {"ids": row, "mask": mask, "kind": "ab"[number % 2]} for number, (row, mask) in enumerate(zip(*IDS.values(), strict=True))
+    ]
+    data = gracecl.from_torch(Pairs(items), Pairs(items[:4]), label="kind")
+    assert data.inputs == Parts({"ids": Inputs((7,), torch.int64), "mask": Inputs((7,), torch.bool)})
+    assert torch.equal(data.train_x, tree_of({name: torch.from_numpy(part) for name, part in IDS.items()}))
+    assert (data.class_names, data.test_y.tolist()) == (("a", "b"), [0, 1, 0, 1])
+    alone = gracecl.from_torch(Pairs([{"x": VECTORS[n], "label": n % 2} for n in range(4)]), Pairs([(VECTORS[0], 1)]))
+    assert alone.inputs == Inputs((8,))
+
+
+def test_floats_are_images_where_their_values_are() -> None:
+    inside = [(torch.rand(3, 4, 5), 0), (torch.rand(3, 4, 5), 1)]
+    outside = [(image - 0.5, label) for image, label in inside]
+    data = gracecl.from_torch(Pairs(inside), Pairs(inside))
+    assert isinstance(data.inputs, Images)
+    stacked = torch.stack([image for image, _ in inside])
+    torch.testing.assert_close(data.inputs.normalise(data.train_x).mean((0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-5)
+    assert torch.equal(data.train_x, stacked)
+    assert gracecl.from_torch(Pairs(outside), Pairs(inside)).inputs == Inputs((3, 4, 5))
+
+
+def test_what_does_not_fit_into_memory_lies_in_a_mapped_file(tmp_path: Path) -> None:
+    items = [((torch.full((4,), float(n)), np.array([n, n])), n % 2) for n in range(10)]
+    small, large = (gracecl.from_torch(Pairs(items), Pairs(items), in_memory=limit, folder=tmp_path) for limit in (1 << 20, 8))
+    assert small.fingerprint == large.fingerprint
+    assert len(list(tmp_path.glob("*.npy"))) == 4
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [
+        (Pairs([]), "the dataset is empty"),
+        ({"x": 1}, "map-style datasets"),
+        (iter([1]), "map-style datasets"),
+        (Pairs([1, 2]), "item 0 of the dataset is a int and no pair"),
+        (Pairs([{"a": 1, "b": 2}]), "entries 'a', 'b'; say which is the label with label="),
+        (Pairs([(np.zeros(3), 0), (np.zeros(4), 1)]), r"item 1 of the dataset must have the shape \[batch, 3\], not \[1, 4\]"),
+        (Pairs([(np.zeros(3), 0), (np.full(3, np.nan), 1)]), "item 1 of the dataset has NaN"),
+        (Pairs([("text", 0)]), "make numbers of it in the dataset's transform"),
+        (Pairs([(np.zeros(3), 0.5)]), "labels must be whole numbers from 0, texts"),
+    ],
+)
+def test_a_dataset_that_cannot_be_read_is_a_sentence(dataset: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        gracecl.from_torch(dataset, Pairs([(np.zeros(3), 0)]))

@@ -17,7 +17,10 @@ _HOME = {
     "RunConfig": "gracecl.lab.runs.run",
     "StopTraining": "gracecl.engine.loop",
     "UserError": "gracecl.errors",
+    "Images": "gracecl.inputs",
+    "Inputs": "gracecl.inputs",
     "from_arrays": "gracecl.data",
+    "from_torch": "gracecl.data",
     "load_runs": "gracecl.lab.report.frames",
     "merge": "gracecl.merging",
     "run": "gracecl.lab.runs.result",
@@ -29,6 +32,8 @@ _HOME = {
 __all__ = [
     "Callback",
     "Feedback",
+    "Images",
+    "Inputs",
     "Learner",
     "Method",
     "Result",
@@ -37,6 +42,7 @@ __all__ = [
     "UserError",
     "Wrapper",
     "from_arrays",
+    "from_torch",
     "load_runs",
     "merge",
     "run",
@@ -46,9 +52,10 @@ __all__ = [
 
 if TYPE_CHECKING:
     from gracecl.controllers.feedback import Feedback
-    from gracecl.data import from_arrays
+    from gracecl.data import from_arrays, from_torch
     from gracecl.engine.loop import Callback, StopTraining
     from gracecl.errors import UserError
+    from gracecl.inputs import Images, Inputs
     from gracecl.lab.report.frames import load_runs
     from gracecl.lab.runs.result import Result, run
     from gracecl.lab.runs.run import RunConfig
