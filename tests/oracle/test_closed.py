@@ -528,6 +528,53 @@ def test_members_vote_by_their_mean_softmax() -> None:
     close(np.exp(found[0]), each.softmax(dim=-1).mean(dim=0).numpy())
 
 
+# Presets.
+
+
+@pytest.mark.parametrize(
+    ("preset", "meant"),
+    [
+        ("ncm(norm='unit')", "closed(solver='ncm', features='each', norm='unit')"),
+        ("ncm(score='euclidean')", "closed(solver='ncm', features='each', score='euclidean')"),
+        ("slda(priors='empirical')", "closed(shrink=0.0001, features='each', shrink_to='identity', priors='empirical')"),
+        ("slda(shrinkage=0.2, shrink_to='variance')", "closed(shrink=0.2, features='each')"),
+        ("ranpac()", "closed(map='relu', solver='ridge', shrink='evidence', features='each', intercept=False)"),
+        (
+            "ranpac(projections=9, ridge=2.0, refresh=7)",
+            "closed(map='relu', size=9, solver='ridge', shrink=2.0, features='each', intercept=False, refresh=7)",
+        ),
+        ("acil()", "closed(map='relu', solver='ridge', shrink=0.1, spread='fan_in', intercept=False)"),
+        ("gacl()", "closed(map='relu', solver='ridge', shrink=100.0, spread='fan_in', intercept=False)"),
+        (
+            "foal()",
+            "closed(map='sigmoid', size=1000, solver='ridge', shrink=1.0, features='mean', norm='layer', "
+            "spread='fan_in', intercept=False)",
+        ),
+        ("air()", "closed(map='relu', solver='ridge', shrink=0.1, spread='fan_in', intercept=False, weights='balanced')"),
+        (
+            "air(weights='exact')",
+            "closed(map='relu', solver='ridge', shrink=0.1, spread='fan_in', intercept=False, weights='exact')",
+        ),
+        ("klda(members=5)", "closed(map='rff', members=5)"),
+        ("klda(gamma=0.5)", "closed(map='rff', gamma=0.5)"),
+        ("randumb(priors='empirical')", "closed(map='rff', priors='empirical')"),
+    ],
+)
+def test_a_preset_is_its_papers_options(preset: str, meant: str) -> None:
+    assert repr(parse_method(preset).chain.learner) == meant
+
+
+def test_images_held_out_are_merged_too() -> None:
+    """Every fifth of each site's, which are every fifth of all where the sites have multiples of five."""
+    x, y = data()
+    text = "closed(solver='ridge', shrink='held_out', intercept=False)"
+    whole, here, there = (learned(text, x[rows], y[rows]) for rows in (slice(None), slice(0, 25), slice(25, None)))
+    here.chain.learner.merge(there.chain.learner)
+    here.progress = whole.progress
+    close(here.chain.learner.held_out.gram.numpy(), whole.chain.learner.held_out.gram.numpy())
+    close(scores(here, x[:9]), scores(whole, x[:9]))
+
+
 # Predictions while the stream goes on.
 
 

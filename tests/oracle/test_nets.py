@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -350,3 +351,17 @@ def test_closed_forms_on_identity_are_those_of_the_inputs() -> None:
     assert (learner.predict(data.test_x) == torch.cdist(probe, means).argmin(dim=1).numpy()).all()
     trained = Learner("er()", net="identity()", memory=10, augment="none")
     assert trained.learn(data.train_x[:8], data.train_y[:8])
+
+
+def test_a_learner_takes_features_as_they_are() -> None:
+    """Float vectors, which nothing normalises: discriminant analysis of scikit-learn on them."""
+    generator = np.random.default_rng(0)
+    y = np.arange(120) % 3
+    x = (generator.normal(size=(120, 7)) + 3 * np.eye(7)[y] + 50).astype(np.float32)
+    learner = Learner("closed(shrink=0.1)", net="identity()", memory=0)
+    for rows in np.array_split(generator.permutation(90), 9):
+        learner.learn(x[rows], y[rows])
+    analysis = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.1).fit(x[:90].astype(np.float64), y[:90])
+    assert (learner.predict(x[90:]) == analysis.predict(x[90:].astype(np.float64))).all()
+    chances = learner.predict_proba(x[90:])[:, np.argsort(learner.classes_)]
+    assert np.abs(chances - analysis.predict_proba(x[90:].astype(np.float64))).max() < 0.05
