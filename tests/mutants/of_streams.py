@@ -233,7 +233,7 @@ STREAMS = [
         within(
             "relative_forgetting",
             ("len(lost) if per_old_task else len(a)", "len(lost)"),
-            ("np.maximum(0.0, best - a[-1, :-1])", "best - a[-1, :-1]"),
+            ("a[j:, j].max()", "a[j:-1, j].max()"),
             ("a[j:, j].max()", "a[j, j]"),
         ),
         within("intransigence", ('_as_long(joint, len(own), "joint") - own', 'own - _as_long(joint, len(own), "joint")')),

@@ -96,7 +96,7 @@ def learning_acc(a: npt.ArrayLike) -> float:
 
 
 def relative_forgetting(a: npt.ArrayLike, per_old_task: bool = False) -> float:
-    """The part of its best accuracy that a task lost: (1/T) Σ_{j<T} max(0, max_t a[t, j] − a[T, j]) / max_t a[t, j].
+    """The part of its best accuracy that a task lost: (1/T) Σ_{j<T} ( max_{j≤t≤T} a[t, j] − a[T, j] ) / max_{j≤t≤T} a[t, j].
 
     Wang et al., Improving Plasticity in Online Continual Learning via Collaborative Learning (CCL-DC), CVPR 2024 (official
     code). It divides by T although there are T−1 terms; `per_old_task` divides by T−1. A best accuracy of 0 counts as 1.
@@ -105,7 +105,7 @@ def relative_forgetting(a: npt.ArrayLike, per_old_task: bool = False) -> float:
     if len(a) == 1:
         return 0.0
     best = np.array([a[j:, j].max() for j in range(len(a) - 1)])
-    lost = np.maximum(0.0, best - a[-1, :-1]) / np.where(best == 0, 1.0, best)
+    lost = (best - a[-1, :-1]) / np.where(best == 0, 1.0, best)
     return float(lost.sum() / (len(lost) if per_old_task else len(a)))
 
 
