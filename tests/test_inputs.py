@@ -128,6 +128,41 @@ def test_ids_with_a_mask_are_learned_and_resumed_exactly(method: str) -> None:
     assert_same(second.state_dict(), whole.state_dict(), f"{method}, resumed")
 
 
+class GRU(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(3, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        last: Tensor = self.gru(x)[1][-1]
+        return last
+
+
+@pytest.mark.parametrize(
+    ("x", "net"),
+    [(VECTORS, None), (RNG.normal(size=(60, 5, 3)), GRU), (IDS, Reader)],
+    ids=["vectors", "sequences", "ids with a mask"],
+)
+def test_a_learner_takes_any_input_and_goes_on_exactly_after_a_load(x: Any, net: Any, tmp_path: Path) -> None:
+    """Built by its first batch, and again by the file."""
+
+    def rows(start: int) -> Any:
+        return {name: part[start : start + 6] for name, part in x.items()} if isinstance(x, dict) else x[start : start + 6]
+
+    torch.manual_seed(0)
+    module = {} if net is None else {"net": net()}
+    learner = gracecl.Learner("derpp(n_recall=6)", memory=12, device="cpu", **{"net": "mlp(width=8)"} | module)
+    for start in range(0, 30, 6):
+        learner.learn(rows(start), LABELS[start : start + 6])
+    learner.save(tmp_path / "learner")
+    again = gracecl.Learner.load(tmp_path / "learner", device="cpu", **{} if net is None else {"net": net()})
+    assert again.inputs == learner.inputs
+    for start in range(30, 60, 6):
+        assert learner.learn(rows(start), LABELS[start : start + 6]) == again.learn(rows(start), LABELS[start : start + 6])
+    assert_same(again.engine.state_dict(), learner.engine.state_dict(), "the learner that was loaded")
+    assert learner.predict(rows(0)).tolist() == again.predict(rows(0)).tolist()
+
+
 def test_the_default_augmentation_is_for_images_alone() -> None:
     vectors = Recipe(method="er()", net="mlp(width=8)").build(Inputs((8,)), 6)
     images = Recipe(method="er()", net="mlp(width=8)").build(Images((1, 16, 16)), 6)
