@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import gracecl
 from gracecl import Learner
+from gracecl.data.loading import _picked
 from gracecl.errors import UserError
 from gracecl.lab.catalogue import LEARNERS
 from gracecl.registry.spec import parse_method
@@ -197,6 +198,16 @@ def test_a_stream_has_its_class_names_as_labels_if_the_learner_was_given_these()
     guesses = numbered.predict(DATA.test_x)
     assert named.predict(DATA.test_x).tolist() == [DATA.class_names[number] for number in guesses]
     assert named.evaluate(toy_stream()).overall == numbered.evaluate(toy_stream()).overall
+
+
+def test_labels_given_to_from_arrays_are_those_of_the_learner() -> None:
+    data = gracecl.from_arrays(DATA.train_x, NAMES[DATA.train_y], DATA.test_x, NAMES[DATA.test_y])
+    stream = gracecl.stream(data, tasks=3)
+    one = learner().fit(stream)
+    assert set(one.classes_.tolist()) == set(NAMES.tolist())
+    assert one.evaluate(stream).overall == one.evaluate(DATA.test_x, NAMES[DATA.test_y]).overall
+    assert _picked(data, [4, 0]).labels == tuple(sorted(NAMES.tolist())[number] for number in (4, 0))
+    assert learner(classes=6).fit(stream).classes_.tolist() == list(range(6))
 
 
 def test_fit_takes_a_loader_without_being_told_anything() -> None:

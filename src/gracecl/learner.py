@@ -498,8 +498,11 @@ class Learner:
         return stream
 
     def _labels_of(self, stream: Stream) -> Sequence[Hashable]:
-        """The label of each of a stream's classes: its number, or its name if all of these are labels of the learner."""
-        names = stream.data.class_names
+        """The label of each of a stream's classes: as it was given to `from_arrays`; else its number, or its name if all of these
+        are labels of the learner."""
+        names, given = stream.data.class_names, stream.data.labels
+        if given is not None and self.labels.counted is None:
+            return given
         return names if self.labels.known(names) else range(len(names))
 
     def _own_numbers(self, stream: Stream) -> Stream:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, get_args
 
@@ -73,8 +73,8 @@ def from_arrays(
         train, test = taken.read(train_x, "train_x"), taken.read(test_x, "test_x")
     if class_names is not None and (isinstance(class_names, str) or not isinstance(class_names, Sequence | np.ndarray)):
         raise UserError(f"class_names is a list of names, one for each class, not a {type(class_names).__name__}")
-    labels, names = numbered([(train_y, "train_y", len(train)), (test_y, "test_y", len(test))], class_names)
-    return Data(name, train, labels[0], test, labels[1], taken, names, tasks)
+    labels, names, given = numbered([(train_y, "train_y", len(train)), (test_y, "test_y", len(test))], class_names)
+    return Data(name, train, labels[0], test, labels[1], taken, names, tasks, labels=given)
 
 
 def are_images(x: Any) -> bool:
@@ -104,12 +104,17 @@ def _image_sets(
     return torch.from_numpy(train), torch.from_numpy(test), taken
 
 
-def numbered(given: list[tuple[Any, str, int]], class_names: Sequence[str] | None) -> tuple[list[Labels], tuple[str, ...]]:
-    """The labels of several sets as class numbers, and the names of the classes; each set comes with its name and length."""
+def numbered(
+    given: list[tuple[Any, str, int]], class_names: Sequence[str] | None
+) -> tuple[list[Labels], tuple[str, ...], tuple[Hashable, ...] | None]:
+    """The labels of several sets as class numbers, the names of the classes, and the labels of those that are no numbers.
+
+    Each set comes with its name and length.
+    """
     arrays = [_one_each(y, what, count) for y, what, count in given]
     if all(np.issubdtype(array.dtype, np.integer) for array in arrays):
         labels = [_numbers(array, what) for array, (_, what, _) in zip(arrays, given, strict=True)]
-        return labels, _names_of_numbers(labels, class_names)
+        return labels, _names_of_numbers(labels, class_names), None
     values = [_hashable(array, what) for array, (_, what, _) in zip(arrays, given, strict=True)]
     met = list(dict.fromkeys(value for of_set in values for value in of_set))
     if class_names is None:
@@ -121,7 +126,7 @@ def numbered(given: list[tuple[Any, str, int]], class_names: Sequence[str] | Non
         if unknown := [value for value in met if value not in classes]:
             raise UserError(f"the label {unknown[0]!r} is not one of the {len(classes)} class_names; give the names of all classes")
     number = {value: place for place, value in enumerate(classes)}
-    return [np.array([number[value] for value in of_set], np.int64) for of_set in values], names
+    return [np.array([number[value] for value in of_set], np.int64) for of_set in values], names, tuple(classes)
 
 
 def _names_of_numbers(labels: list[Labels], class_names: Sequence[str] | None) -> tuple[str, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -40,6 +40,8 @@ class Data:
     class_names: tuple[str, ...]
     tasks: int
     """the usual number of tasks of its split stream"""
+    labels: tuple[Hashable, ...] | None = field(default=None, kw_only=True)
+    """the labels of the classes as they were given, where they are no class numbers"""
 
     @property
     def classes(self) -> int:

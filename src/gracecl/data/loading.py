@@ -158,5 +158,6 @@ def _picked(data: Data, classes: str | Sequence[int]) -> Data:
         test_x=data.test_x[torch.from_numpy(test)],
         test_y=new_number[data.test_y[test]],
         class_names=tuple(data.class_names[number] for number in wanted),
+        labels=data.labels and tuple(data.labels[number] for number in wanted),
         **domains_of(data, train, test),
     )
