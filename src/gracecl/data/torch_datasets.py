@@ -48,9 +48,11 @@ def from_torch(
     (train, train_y), (test, test_y) = (items.read(inputs, in_memory, place) for items in sets)
     if _within_one(inputs, train, test):
         inputs = Images(inputs.shape, dtype=inputs.dtype)
-    labels, names = numbered([(train_y, "the labels", len(train)), (test_y, "the test labels", len(test))], sets[0].class_names)
+    labels, names, given = numbered(
+        [(train_y, "the labels", len(train)), (test_y, "the test labels", len(test))], sets[0].class_names
+    )
     title = name or type(dataset).__name__
-    return Data(title, train, labels[0], test, labels[1], with_own_statistics(inputs, train), names, tasks)
+    return Data(title, train, labels[0], test, labels[1], with_own_statistics(inputs, train), names, tasks, labels=given)
 
 
 def _within_one(inputs: Inputs, *sets: Batched) -> bool:
