@@ -37,7 +37,7 @@ def merge(a: Learner, b: Learner) -> Learner:
         raise UserError(f"the learners have {a.classes} and {b.classes} declared classes; give both the same classes=, or none")
     met = np.array(other.progress.seen, np.int64)
     numbers = torch.zeros(other.net.classes, dtype=torch.int64)
-    numbers[met] = torch.from_numpy(merged.labels.learned(b.labels.named(met)))
+    numbers[met] = torch.from_numpy(merged.labels.learned(merged.labels.checked(b.labels.named(met))))
     mine.grow(len(merged.labels))
     learner.merge(theirs, numbers.to(mine.device))
     progress = mine.progress
