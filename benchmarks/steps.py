@@ -14,7 +14,7 @@ from benchmarks.scene import CIFAR, Scene
 from benchmarks.step_model import CLASSES, load
 from gracecl import rng
 from gracecl.core import StreamBatch, Taps, total
-from gracecl.functional import augment
+from gracecl.images import augment
 
 DIGIT = (1, 8, 8)
 MOSE_IMAGES = 384

@@ -12,7 +12,8 @@ import torch
 
 from gracecl import registry, streams
 from gracecl.errors import UserError
-from gracecl.functional import augment, optim
+from gracecl.functional import optim
+from gracecl.images import augment
 from gracecl.lab import cli, defaults
 from gracecl.lab.defaults import Resolved, resolve
 from gracecl.lab.runs import run

@@ -25,7 +25,7 @@ LossTable = dict[str, Tensor]
 """`{role/part: [L]}`: the terms of the objective, for each tapped layer. Those whose role is `log` are observations without a
 gradient."""
 View = tuple[Any, ...]
-"""operations that make what an update sees of an image; () is the image as it is (`functional/augment.py`)"""
+"""operations that make what an update sees of an image; () is the image as it is (`images/augment.py`)"""
 
 NO_TASK = -1
 NO_SOURCES: Ints = np.empty(0, np.int64)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from gracecl.core import Batch, Block, Progress
 from gracecl.engine.engine import Engine
-from gracecl.functional.augment import central_shares, pair_number
 from gracecl.functional.losses import cross_entropy
+from gracecl.images.augment import central_shares, pair_number
 from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.il2a import IL2A

@@ -12,8 +12,8 @@ from gracecl import nets
 from gracecl.core import Batch, Block, Planning, Progress, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import rule_scores
-from gracecl.functional import augment
-from gracecl.functional.augment import Grey, Mirror
+from gracecl.images import augment
+from gracecl.images.augment import Grey, Mirror
 from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.mose import MOSE

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from gracecl.core import Batch, Block, Progress, Taps, total
-from gracecl.functional import augment
-from gracecl.functional.augment import ROTATIONS
 from gracecl.functional.losses import INFO_NCE_EPSILON, products, split_similarity, unit
+from gracecl.images import augment
+from gracecl.images.augment import ROTATIONS
 from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.ocm import OCM

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gracecl.core import Batch, Block, Ints, Plan, Planning, Progress, StreamBatch, Taps, total
-from gracecl.functional import augment
 from gracecl.functional.losses import split_similarity
+from gracecl.images import augment
 from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.onpro import OnPro, pair_probabilities

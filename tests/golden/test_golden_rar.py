@@ -9,7 +9,7 @@ from torch import Tensor
 from whole_steps import engine_with
 
 from gracecl.core import LossTable, StreamBatch, Taps
-from gracecl.functional.augment import Floats
+from gracecl.images.augment import Floats
 from gracecl.inputs import Images
 from gracecl.methods.rar import RAR
 

@@ -77,7 +77,7 @@ NUMBERS = [
         within("Images.restore", ("x * self.std + self.mean", "x * self.std")),
     ),
     *of(
-        "functional/augment.py",
+        "images/augment.py",
         AUGMENT,
         within("apply", ("u[:, used : used + operation.draws]", "u[:, : operation.draws]")),
         within("Mirror.__call__", ("return x.flip(-1)", "return x.flip(-2)")),
@@ -162,7 +162,7 @@ NUMBERS = [
         within("NORMALISATIONS", ("((0.5,), (0.5,))", "((0.5,), (0.25,))")),
     ),
     *of(
-        "functional/augment.py",
+        "images/augment.py",
         TURNED,
         within("Rotate.__call__", ("torch.rot90(x, self.quarters, (-2, -1))", "torch.rot90(x, self.quarters, (-1, -2))")),
         within("TurnHalves.__call__", ("half.flip(-2, -1)", "half.flip(-1)"), ("x.shape[-1] // 2", "(x.shape[-1] + 1) // 2")),
@@ -182,7 +182,7 @@ NUMBERS = [
         ),
     ),
     *of(
-        "functional/rand_augment.py",
+        "images/rand_augment.py",
         EDITS,
         within(
             "RandAugment.apply",

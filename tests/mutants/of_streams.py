@@ -184,7 +184,7 @@ STREAMS = [
     ),
     *of("data/domains.py", DOMAINS, within("from_domains", ("number[labels]", "labels"))),
     *of(
-        "streams/views.py",
+        "images/domains.py",
         DOMAINS,
         within("Rotated.__call__", ("self.degrees", "-self.degrees", 2)),
         within("Permuted.order", ("self.domain", "0")),

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gracecl import rng
 from gracecl.errors import UserError
-from gracecl.functional import augment
-from gracecl.functional.augment import AUGMENTATIONS, ColourJitter, Flip, Grey, Mirror, PadCrop, ResizedCrop
+from gracecl.images import augment
+from gracecl.images.augment import AUGMENTATIONS, ColourJitter, Flip, Grey, Mirror, PadCrop, ResizedCrop
 from gracecl.inputs import Images
 
 PIXELS = Images((3, 1, 1), (0.5, 0.4, 0.3), (0.2, 0.25, 0.3))

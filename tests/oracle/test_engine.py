@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gracecl.core import Plan, Selection, StreamBatch
-from gracecl.functional.augment import augmentation
+from gracecl.images.augment import augmentation
 from gracecl.testing import TOY_SHAPE, toy_engine
 
 

@@ -12,9 +12,9 @@ from gracecl.core import Batch, StreamBatch, Taps, total
 from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import evaluate
 from gracecl.errors import UserError
-from gracecl.functional import augment
-from gracecl.functional.augment import AUGMENTATIONS, Flip, Mirror
 from gracecl.functional.losses import cross_entropy
+from gracecl.images import augment
+from gracecl.images.augment import AUGMENTATIONS, Flip, Mirror
 from gracecl.methods.gsa import GSA
 from gracecl.registry.spec import parse_method
 from gracecl.testing import assert_same, feed, next_batch, prepared, toy_engine, toy_stream

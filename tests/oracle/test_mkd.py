@@ -12,7 +12,7 @@ from torch import Tensor
 from gracecl.core import Batch, Taps
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
-from gracecl.functional.rand_augment import RandAugment
+from gracecl.images.rand_augment import RandAugment
 from gracecl.testing import feed, next_batch, toy_engine, toy_stream
 
 

@@ -16,7 +16,7 @@ from gracecl.core import MEMORY_SOURCE, Batch, Block, Plan, Planning, Progress, 
 from gracecl.data import Data, from_arrays
 from gracecl.engine.engine import Engine, StepResult
 from gracecl.errors import UserError
-from gracecl.functional.augment import AUGMENTATIONS, apply, draws
+from gracecl.images.augment import AUGMENTATIONS, apply, draws
 from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.base import Method

@@ -12,7 +12,7 @@ import torch
 from gracecl.core import Batch
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
-from gracecl.functional.augment import Mirror
+from gracecl.images.augment import Mirror
 from gracecl.testing import feed, toy_engine, toy_stream
 
 

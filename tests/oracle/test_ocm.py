@@ -15,9 +15,9 @@ from gracecl.core import NO_TASK, StreamBatch, Taps
 from gracecl.engine.engine import Engine
 from gracecl.engine.recipe import Recipe
 from gracecl.errors import UserError
-from gracecl.functional import augment
-from gracecl.functional.augment import ROTATIONS
 from gracecl.functional.losses import info_nce, info_nce_of_pairs, info_nce_terms
+from gracecl.images import augment
+from gracecl.images.augment import ROTATIONS
 from gracecl.inputs import Images
 from gracecl.methods.ocm import OCM
 from gracecl.nets import TappedNet

@@ -16,7 +16,7 @@ from gracecl import rng
 from gracecl.core import NO_TASK, Batch, Progress, Selection, StreamBatch, Taps
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
-from gracecl.functional import augment
+from gracecl.images import augment
 from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.ocm import OCM

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from gracecl.functional.rand_augment import OPERATIONS, RandAugment
+from gracecl.images.rand_augment import OPERATIONS, RandAugment
 from gracecl.inputs import Images
 
 PIXELS = Images((3, 1, 1), (0.4, 0.5, 0.6), (0.2, 0.25, 0.3))

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from gracecl.core import Batch, Plan, Planning, StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
-from gracecl.functional.rand_augment import RandAugment
+from gracecl.images.rand_augment import RandAugment
 from gracecl.memory import Memories
 from gracecl.methods.rar import RAR
 from gracecl.registry.spec import parse_method

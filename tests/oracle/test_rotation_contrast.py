@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl.core import Plan, Selection
-from gracecl.functional import augment
-from gracecl.functional.augment import ROTATIONS, Blend, Mirror
 from gracecl.functional.losses import (
     cross_entropy,
     info_nce,
@@ -24,6 +22,8 @@ from gracecl.functional.losses import (
     prototype_contrast,
     split_similarity,
 )
+from gracecl.images import augment
+from gracecl.images.augment import ROTATIONS, Blend, Mirror
 from gracecl.inputs import Images
 from gracecl.testing import toy_engine, toy_stream
 

@@ -16,11 +16,11 @@ import gracecl
 from gracecl import rng, streams
 from gracecl.data import Data, from_arrays, from_domains
 from gracecl.errors import UserError
+from gracecl.images.domains import CORRUPTIONS, TEST_IMAGES, Corrupted, Permuted, Rotated, enlarged, plasma
 from gracecl.streams import Stream
 from gracecl.streams.domain import domain
 from gracecl.streams.iid import shuffled
 from gracecl.streams.timed import timed
-from gracecl.streams.views import CORRUPTIONS, TEST_IMAGES, Corrupted, Permuted, Rotated, enlarged, plasma
 from gracecl.testing import check_stream
 
 

@@ -7,7 +7,7 @@ import torch
 
 from gracecl import rng
 from gracecl.core import MEMORY_SOURCE, Batch, Block, Ints, Plan, StreamBatch, View
-from gracecl.functional import augment
+from gracecl.images import augment
 from gracecl.inputs import Batched
 from gracecl.memory import Memories
 from gracecl.nets.tapped import TappedNet

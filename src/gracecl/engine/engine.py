@@ -22,7 +22,8 @@ from gracecl.engine.fit import Fit
 from gracecl.engine.schedule import Schedule, SchedulerFactory
 from gracecl.engine.update import Update, observations, split
 from gracecl.errors import UserError
-from gracecl.functional import augment, optim
+from gracecl.functional import optim
+from gracecl.images import augment
 from gracecl.memory import Memories
 from gracecl.methods.base import Method, TaskValues
 from gracecl.nets.growth import Growth

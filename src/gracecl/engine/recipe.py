@@ -15,7 +15,7 @@ from gracecl.engine.engine import Engine
 from gracecl.engine.live import Live
 from gracecl.errors import Misfit, UserError
 from gracecl.functional import optim
-from gracecl.functional.augment import augmentation
+from gracecl.images.augment import augmentation
 from gracecl.inputs import Images, Inputs
 from gracecl.memory import Memories
 from gracecl.methods.base import Method

@@ -41,8 +41,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl.core import Batch, LossTable, Plan, Planning, Progress, Selection, StreamBatch, Taps, View, apart
-from gracecl.functional.augment import Mirror
 from gracecl.functional.losses import cross_entropy, cross_entropy_of_each, full_precision
+from gracecl.images.augment import Mirror
 from gracecl.memory import Memories
 from gracecl.methods.base import Method, Traits
 from gracecl.methods.state import per_class

@@ -42,8 +42,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl.core import Batch, Ints, LossTable, Plan, Planning, Progress, Selection, StreamBatch, Taps
-from gracecl.functional.augment import central_shares, mix, pair_number, unlike_pairs
 from gracecl.functional.losses import cross_entropy, cross_entropy_of_each, frobenius_distance, full_precision
+from gracecl.images.augment import central_shares, mix, pair_number, unlike_pairs
 from gracecl.memory import Memories
 from gracecl.methods.base import Traits
 from gracecl.methods.replay import Replay

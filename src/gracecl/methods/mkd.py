@@ -26,7 +26,7 @@ import torch
 
 from gracecl.core import Batch, LossTable, Taps
 from gracecl.functional.losses import distillation
-from gracecl.functional.rand_augment import RandAugment
+from gracecl.images.rand_augment import RandAugment
 from gracecl.memory import Memories
 from gracecl.methods.base import Method, Traits, Wrapper
 from gracecl.nets.tapped import BATCH_NORMS, TappedNet

@@ -35,8 +35,8 @@ from torch.nn import functional as F
 
 from gracecl.core import NO_TASK, Batch, Ints, LossTable, Plan, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.errors import UserError
-from gracecl.functional.augment import Mirror
 from gracecl.functional.losses import classes_among, cross_entropy, frobenius_distance, full_precision, supervised_contrast
+from gracecl.images.augment import Mirror
 from gracecl.memory import Memories, Memory
 from gracecl.methods.base import Method, Traits
 from gracecl.nets.class_means import class_means, nearest_mean

@@ -35,8 +35,8 @@ import numpy as np
 from torch import Tensor
 
 from gracecl.core import Batch, LossTable, Plan, Planning, Progress, Selection, StreamBatch, Taps
-from gracecl.functional import augment
 from gracecl.functional.losses import INFO_NCE_EPSILON, cross_entropy, info_nce, info_nce_terms, logit_distance, products, unit
+from gracecl.images import augment
 from gracecl.memory import Memories
 from gracecl.methods.base import Traits
 from gracecl.methods.rotation_contrast import RotationContrast, pseudo_labels, raw_turned, turned_plan

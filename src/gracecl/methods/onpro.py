@@ -40,7 +40,6 @@ import torch
 from torch import Tensor
 
 from gracecl.core import Batch, Ints, LossTable, Plan, Planning, Selection, StreamBatch, Taps
-from gracecl.functional.augment import Blend, Floats
 from gracecl.functional.losses import (
     INFO_NCE_EPSILON,
     classes_among,
@@ -50,6 +49,7 @@ from gracecl.functional.losses import (
     prototype_contrast,
     unit,
 )
+from gracecl.images.augment import Blend, Floats
 from gracecl.memory import Memories, Memory
 from gracecl.methods.base import Traits
 from gracecl.methods.rotation_contrast import RotationContrast, turned_plan

@@ -25,7 +25,7 @@ from typing import Annotated, Literal
 
 from gracecl.core import Batch, LossTable, Plan, Planning, Progress, StreamBatch, Taps
 from gracecl.errors import UserError
-from gracecl.functional.rand_augment import RandAugment
+from gracecl.images.rand_augment import RandAugment
 from gracecl.memory import Memories
 from gracecl.methods.base import Method, Wrapper
 from gracecl.registry import methods

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from gracecl.core import Batch, Block, LossTable, Plan, Selection, Taps, View, apart
 from gracecl.errors import UserError
-from gracecl.functional.augment import ROTATIONS
 from gracecl.functional.losses import info_nce, info_nce_of_pairs, info_nce_terms, split_similarity
+from gracecl.images.augment import ROTATIONS
 from gracecl.memory import Memories
 from gracecl.methods.replay import Replay
 from gracecl.nets.tapped import StackedLinear, TappedNet

@@ -18,13 +18,13 @@ from gracecl.core import Ints
 from gracecl.data import Data
 from gracecl.data.domains import Domains
 from gracecl.errors import UserError
+from gracecl.images.domains import CORRUPTIONS, TEST_IMAGES, Corrupted, Permuted, Plain, Rotated, View
 from gracecl.machine import check_room
 from gracecl.registry import nearest, normal, spec, streams
 from gracecl.registry.spec import AtLeast, Within
 from gracecl.streams import Stream
 from gracecl.streams.i_blurry import in_random_order
 from gracecl.streams.parts import in_tasks, smallest
-from gracecl.streams.views import CORRUPTIONS, TEST_IMAGES, Corrupted, Permuted, Plain, Rotated, View
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -31,7 +31,7 @@ from typing import Any
 from gracecl.errors import UserError
 from gracecl.files import parse_toml, read_file, without_nul
 from gracecl.functional import optim
-from gracecl.functional.augment import augmentation
+from gracecl.images.augment import augmentation
 from gracecl.methods.base import Addition, Method
 from gracecl.registry import methods, nearest, normal, spec
 from gracecl.registry.objects import is_opaque

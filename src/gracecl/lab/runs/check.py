@@ -8,7 +8,7 @@ from typing import Any
 from gracecl import nets, streams
 from gracecl.errors import UserError
 from gracecl.functional import optim
-from gracecl.functional.augment import augmentation, normalisation
+from gracecl.images.augment import augmentation, normalisation
 from gracecl.inputs import Images
 from gracecl.registry import spec
 from gracecl.registry.options import RunOptions

@@ -26,7 +26,7 @@ from gracecl.engine.loop import Callbacks, StopTraining
 from gracecl.engine.recipe import Recipe, device_of, layout_of, name_flat_images, name_unfit_augmentation
 from gracecl.errors import Caution, UserError
 from gracecl.files import Written, as_name, lock, make_folder, open_own, read_note, read_sealed, sealed, without_nul, write_text
-from gracecl.functional.augment import normalisation
+from gracecl.images.augment import normalisation
 from gracecl.lab import report
 from gracecl.lab.report.runs import CHECKPOINT
 from gracecl.lab.runs.recorder import Recorder

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gracecl.functional.augment import Floats
+from gracecl.images.augment import Floats
 from gracecl.inputs import Images
 
 MADE_FOR = 224
