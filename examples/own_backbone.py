@@ -1,4 +1,4 @@
-"""Your own network with a head at each of its blocks: for a loop of your own, and by name under any method."""
+"""Your own network with a head at each of its blocks: for a loop of your own, and under any method, given as it is or by a name."""
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ net = gracecl.tap(cnn(1), classes=10)
 print("tapped at", *net.backbone.names, "with logits", *net(torch.randn(4, 1, 32, 32)).logits.shape)
 nets.register("cnn")(lambda shape, taps, at_most: ModuleBackbone(cnn(shape[0]), None, taps, at_most, (1, *shape)))
 digits = load("digits")
-learner = gracecl.Learner("grace(er())", net="cnn", classes=10, shape=digits.shape, memory=100, augment="none")
+learner = gracecl.Learner("grace(er())", net=cnn(1), memory=100, augment="none")  # or net="cnn", as commands have it
 for start in range(0, 400, 10):
     learner.learn(digits.train_x[start : start + 10], digits.train_y[start : start + 10])
-print(f"{learner.evaluate(digits.test_x, digits.test_y).overall:.0f} % of the test digits after 400 images")
+print(learner, f"{learner.evaluate(digits.test_x, digits.test_y).overall:.0f} % of the test digits after 400 images")

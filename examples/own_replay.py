@@ -17,8 +17,7 @@ from gracecl.registry import methods
 class OwnDER(Replay):
     """Stored images are replayed against the logits they had when they were new."""
 
-    alpha: float = 0.2
-    """weight of the distance to these logits"""
+    alpha: float = 0.2  # weight of the distance to these logits
     kept = (per_class("logits", axis=1),)  # [layers, classes] beside each image, longer when a class is new
 
     def plan(self, new, memories, planning):
@@ -30,8 +29,7 @@ class OwnDER(Replay):
         new = batch.rows("new")
         table = {"ce/new": cross_entropy(out.logits[:, new], batch.y[new])}
         if "replay" in batch.blocks:
-            logits, stored = out.logits[:, batch.rows("replay")], batch.stored("replay", "logits")
-            table["kd/logits"] = self.alpha * logit_distance(logits, stored)
+            table["kd/logits"] = self.alpha * logit_distance(out.logits[:, batch.rows("replay")], batch.stored("replay", "logits"))
         return table
 
     def after_step(self, out, batch):
@@ -39,4 +37,4 @@ class OwnDER(Replay):
 
 
 for method in ("own_der", "grace(own_der(n_recall=16))"):
-    print(gracecl.run(method, stream="split-digits(size=8, tasks=5)", net="mlp(width=32, depth=4)", memory=100))
+    print(gracecl.run(method, stream="split-digits(size=8, tasks=5)", net="mlp(width=32, depth=4)", memory=100, augment="none"))
