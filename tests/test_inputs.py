@@ -210,6 +210,7 @@ def test_a_view_of_another_shape_is_refused() -> None:
         ("ocm()", "turns images by 90 degrees"),
         ("mirrored(er())", "looks at images and their mirror images"),
         ("gdumb()", "cutmix=0"),
+        ("rar()", "rar shows images through RandAugment, unless augmentation='run'"),
         ("adversarial_replay()", "moves pixels"),
     ],
 )

@@ -27,7 +27,7 @@ from gracecl.core import Batch, LossTable, Plan, Planning, Progress, StreamBatch
 from gracecl.errors import UserError
 from gracecl.images.rand_augment import RandAugment
 from gracecl.memory import Memories
-from gracecl.methods.base import Method, Wrapper
+from gracecl.methods.base import Method, Traits, Wrapper
 from gracecl.registry import methods
 from gracecl.registry.spec import Within
 
@@ -60,6 +60,11 @@ class RAR(Wrapper):
         super().__post_init__()
         if self.inside.traits.trains == "evaluation":
             raise UserError(f"rar repeats steps on the stream, of which {self.inner!r} makes none; use {self.inner!r} alone")
+
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]
+        strong = self.augmentation == "randaugment"
+        return Traits(images="shows images through RandAugment, unless augmentation='run'" if strong else "")
 
     def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
         planning = self.augmented(planning)
