@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import ConcatDataset, Subset
 
 from gracecl.data.arrays import numbered
-from gracecl.data.dataset import Data, with_own_statistics
+from gracecl.data.dataset import CHUNK, Data, with_own_statistics
 from gracecl.data.progress import progress
 from gracecl.errors import UserError
 from gracecl.inputs import Batched, Images, Inputs, Parts, inputs_of, mapped
@@ -22,6 +23,12 @@ IN_MEMORY = 1 << 30
 """bytes up to which inputs are held in memory; larger ones lie in a file that is mapped"""
 WORTH_A_BAR = 5000
 """items from which on progress is shown"""
+AT_ONCE = 256
+"""items asked for together, of datasets that can give several"""
+CHANNELS = (1, 3, 4)
+"""numbers of channels by which images are known"""
+PICTURE_MODES = {"1": "L", "P": "RGB", "CMYK": "RGB", "YCbCr": "RGB"}
+"""modes of Pillow whose values are no grey values or colours, and what they become"""
 LABEL_NAMES = ("label", "labels", "fine_label", "target", "y")
 
 
@@ -38,9 +45,11 @@ def from_torch(
     """A data set from two map-style datasets: anything with `len(dataset)` and `dataset[i]`.
 
     An item is a pair `(input, label)` or a dict, of which `label` names the label's entry (found by itself if it is called label,
-    labels, fine_label, target or y); the other entries are the input. Pictures of Pillow become bytes, tensors and arrays stay what
-    they are, and floats `[channels, height, width]` in [0, 1] are images. Each item is read once. Inputs of more than `in_memory`
-    bytes go into a file in `folder` (a temporary one, if left out) that is mapped, so that they need not fit into memory.
+    labels, fine_label, target or y); the other entries are the input, except further columns of class labels. Pictures of Pillow
+    become bytes; bytes `[height, width]` and `[height, width, channels]` are images as well, and so are floats
+    `[channels, height, width]` in [0, 1]; other tensors and arrays stay what they are. Items are read once and kept, so random
+    augmentation belongs in `augment`. Inputs of more than `in_memory` bytes go into a file in `folder` (a temporary one, if left
+    out) that is mapped, so that they need not fit into memory.
     """
     sets = [_Items(given, what, label) for given, what in ((dataset, "the dataset"), (test_dataset, "the test dataset"))]
     inputs = sets[0].inputs()
@@ -59,8 +68,8 @@ def _within_one(inputs: Inputs, *sets: Batched) -> bool:
     """Whether floats are images: three dimensions, few channels, and all values in [0, 1]."""
     if isinstance(inputs, Images | Parts) or not inputs.dtype.is_floating_point:
         return False
-    few = len(inputs.shape) == 3 and inputs.shape[0] in (1, 3, 4)
-    return few and all(bool((x >= 0).all() and (x <= 1).all()) for x in sets)
+    few = len(inputs.shape) == 3 and inputs.shape[0] in CHANNELS
+    return few and all(bool((part >= 0).all() and (part <= 1).all()) for x in sets for part in x.split(CHUNK))
 
 
 def _temporary() -> Path:
@@ -77,7 +86,9 @@ class _Items:
     """A dataset of somebody else's, and how its items fall into input and label."""
 
     def __init__(self, dataset: Any, what: str, label: str | None) -> None:
-        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or isinstance(dataset, Mapping | str):
+        if isinstance(dataset, Mapping):
+            raise UserError(f"{what} is a {type(dataset).__name__}; give one of its parts, such as dataset['train']")
+        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or isinstance(dataset, str):
             raise UserError(
                 f"{what} is a {type(dataset).__name__}; from_torch takes map-style datasets, with len(dataset) and dataset[i], and "
                 "Learner.fit takes loaders and iterables"
@@ -85,15 +96,12 @@ class _Items:
         self.dataset, self.what, self.label, self.length = dataset, what, label, len(dataset)
         if not self.length:
             raise UserError(f"{what} is empty; give one with at least one item")
+        self.known_names = _known_names(dataset)
 
     @property
     def class_names(self) -> list[str] | None:
         """The names that torchvision's and Hugging Face's datasets know of their classes."""
-        names = getattr(self.dataset, "classes", None)
-        if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
-            return list(names)
-        feature = (getattr(self.dataset, "features", None) or {}).get(self.label_of(self.dataset[0]) or "")
-        return list(getattr(feature, "names", None) or ()) or None
+        return self.known_names.get(None) or self.known_names.get(self.label_of(self.dataset[0]))
 
     def label_of(self, item: Any) -> str | None:
         """The entry of a dict that is the label; None of a pair."""
@@ -101,31 +109,44 @@ class _Items:
             return None
         found = self.label if self.label is not None else next((name for name in LABEL_NAMES if name in item), None)
         if found is None or found not in item:
+            missing = f" and none called {found!r}" if found is not None else ""
             raise UserError(
-                f"{self.what} has items with the entries {', '.join(map(repr, item))}; say which is the label with label="
+                f"{self.what} has items with the entries {', '.join(map(repr, item))}{missing}; say which is the label with label="
             )
         return found
 
-    def item(self, number: int) -> tuple[Any, Any]:
+    def split(self, given: Any, what: str) -> tuple[Any, Any]:
         """Input and label of an item: arrays and tensors, and a Python value."""
-        given = self.dataset[number]
         if isinstance(given, Mapping):
             label = self.label_of(given)
-            entries = {name: _array(value) for name, value in given.items() if name != label}
-            x = entries if len(entries) > 1 else next(iter(entries.values()), None)
-            return x, _value(given[label])
+            x = {name: value for name, value in given.items() if name != label and name not in self.known_names}
+            if not x:
+                raise UserError(f"{what} has no entry beside the label {label!r}; give the dataset a column with the input")
+            return self.arrays(x if len(x) > 1 else next(iter(x.values())), what), _value(given[label])
         if not isinstance(given, tuple | list) or len(given) != 2:
-            raise UserError(f"item {number} of {self.what} is a {type(given).__name__} and no pair (input, label) or dict")
-        x, y = given
+            raise UserError(f"{what} is a {type(given).__name__} and no pair (input, label) or dict")
+        return self.arrays(given[0], what), _value(given[1])
+
+    def arrays(self, x: Any, what: str) -> Any:
+        """An input of arrays and tensors; bytes in two dimensions are a grey image, unless they are one part of several."""
         if isinstance(x, Mapping):
-            x = {name: _array(value) for name, value in x.items()}
-        else:
-            x = tuple(map(_array, x)) if isinstance(x, tuple) else _array(x)
-        return x, _value(y)
+            return {name: _array(value, f"{what}[{name!r}]") for name, value in x.items()}
+        if isinstance(x, tuple):
+            return tuple(_array(value, f"{what}[{place}]") for place, value in enumerate(x))
+        array = _array(x, what)
+        return array[None] if array.ndim == 2 and _are_bytes(array) else array
+
+    def given(self) -> Iterator[Any]:
+        """The dataset's items in order, several at a time where it has `__getitems__`, which torch's loaders use as well."""
+        several = getattr(self.dataset, "__getitems__", None)
+        for start in range(0, self.length, AT_ONCE):
+            numbers = range(start, min(start + AT_ONCE, self.length))
+            yield from several(list(numbers)) if several else (self.dataset[number] for number in numbers)
 
     def inputs(self) -> Inputs:
         """What the first item shows."""
-        return inputs_of(_one(self.item(0)[0]), f"item 0 of {self.what}")
+        what = f"item 0 of {self.what}"
+        return inputs_of(_one(self.split(self.dataset[0], what)[0]), what)
 
     def read(self, inputs: Inputs, in_memory: int, folder: str | Path | None) -> tuple[Batched, list[Any]]:
         """All items, read one after the other."""
@@ -133,9 +154,10 @@ class _Items:
         room = _mapped(inputs, self.length, Path(folder or _temporary()), self.what) if mapped_file else inputs.blank(self.length)
         labels = []
         with progress(f"reading {self.what}", self.length, "items", show=self.length >= WORTH_A_BAR) as advance:
-            for number in range(self.length):
-                x, y = self.item(number)
-                room[number : number + 1] = inputs.read(_one(x), f"item {number} of {self.what}")
+            for number, given in enumerate(self.given()):
+                what = f"item {number} of {self.what}"
+                x, y = self.split(given, what)
+                room[number : number + 1] = inputs.read(_one(x), what)
                 labels.append(y)
                 advance(1)
         return room, labels
@@ -150,19 +172,52 @@ def _one(x: Any) -> Any:
     return x[None] if isinstance(x, Tensor | np.ndarray) and x.ndim else torch.as_tensor(x)[None]
 
 
-def _array(value: Any) -> Any:
-    """An entry as a tensor or an array; a picture as `[channels, height, width]`."""
-    if isinstance(value, Tensor):
-        return value
-    array = np.asarray(value)
+def _array(value: Any, what: str) -> Any:
+    """An entry as a tensor or an array; images as `[channels, height, width]`."""
     if hasattr(value, "getbands"):
-        array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
-    if array.dtype.kind not in "biuf":
+        value = _picture(value)
+    try:
+        array = value if isinstance(value, Tensor) else np.asarray(value)
+    except ValueError:
+        raise UserError(f"{what} is a {type(value).__name__} of uneven parts; pad them to one length in the dataset") from None
+    if isinstance(array, np.ndarray) and array.dtype.kind not in "biuf":
         raise UserError(
-            f"an entry of the dataset is {type(value).__name__} and no numbers; make numbers of it in the dataset's transform, or "
-            "remove the column"
+            f"{what} is a {type(value).__name__} and no numbers; make numbers of it in the dataset's transform, or remove the "
+            "column"
         )
-    return array
+    last = array.ndim == 3 and _are_bytes(array) and array.shape[2] in CHANNELS and array.shape[0] not in CHANNELS
+    return array.swapaxes(1, 2).swapaxes(0, 1) if last else array
+
+
+def _picture(picture: Any) -> Any:
+    """A picture of Pillow as `[channels, height, width]`: palettes and print colours as RGB, black and white as grey."""
+    if mode := PICTURE_MODES.get(picture.mode):
+        picture = (picture.convert("RGBA") if "transparency" in picture.info else picture).convert(mode)
+    array = np.asarray(picture)
+    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+
+
+def _are_bytes(array: Any) -> bool:
+    return array.dtype in (np.uint8, np.uint16, torch.uint8, torch.uint16)
+
+
+def _known_names(dataset: Any) -> dict[str | None, list[str]]:
+    """The class names that a dataset declares, of torchvision's under None, of Hugging Face's under the column of the label.
+
+    torch's `Subset` and `ConcatDataset` have those of what they are made of, if all parts agree.
+    """
+    if isinstance(dataset, Subset):
+        return _known_names(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        first, *others = map(_known_names, dataset.datasets)
+        return first if all(other == first for other in others) else {}
+    known: dict[str | None, list[str]] = {}
+    names, features = (getattr(dataset, attribute, None) for attribute in ("classes", "features"))
+    if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
+        known[None] = list(names)
+    if isinstance(features, Mapping):
+        known |= {column: list(feature.names) for column, feature in features.items() if getattr(feature, "names", None)}
+    return known
 
 
 def _value(label: Any) -> Any:
