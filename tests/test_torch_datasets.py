@@ -53,6 +53,17 @@ def test_subsets_and_joined_sets_know_the_names_of_classes() -> None:
     assert read(ConcatDataset([named, other])).class_names == ("0", "1", "2")
 
 
+def test_names_that_are_given_replace_those_of_the_dataset() -> None:
+    """A transform of labels makes other classes than those the dataset knows."""
+    coarse = Listed([(x, "pet" if y < 2 else "bird") for x, y in zip(PIXELS, LABELS, strict=True)], classes=list(NAMES))
+    with pytest.raises(UserError, match="the label 'pet' is not one of the 3 class_names"):
+        read(coarse)
+    data = read(coarse, class_names=["pet", "bird"])
+    assert (data.class_names, data.train_y.tolist()) == (("pet", "bird"), [0, 0, 1, 0, 0, 1])
+    with pytest.raises(UserError, match="class_names is a list of names"):
+        read(coarse, class_names="pet")
+
+
 def test_further_columns_of_class_labels_are_no_inputs() -> None:
     features = {"img": object(), "coarse_label": SimpleNamespace(names=["pet", "bird"]), "fine_label": SimpleNamespace(names=NAMES)}
     items = [{"img": x, "fine_label": y, "coarse_label": y // 2} for x, y in zip(PIXELS, LABELS, strict=True)]

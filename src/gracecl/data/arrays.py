@@ -71,8 +71,6 @@ def from_arrays(
             raise UserError("mean, std and channels are those of images, which these inputs are not; leave them out")
         taken = inputs_of(train_x, "train_x") if inputs is None else inputs
         train, test = taken.read(train_x, "train_x"), taken.read(test_x, "test_x")
-    if class_names is not None and (isinstance(class_names, str) or not isinstance(class_names, Sequence | np.ndarray)):
-        raise UserError(f"class_names is a list of names, one for each class, not a {type(class_names).__name__}")
     labels, names, given = numbered([(train_y, "train_y", len(train)), (test_y, "test_y", len(test))], class_names)
     return Data(name, train, labels[0], test, labels[1], taken, names, tasks, labels=given)
 
@@ -111,6 +109,8 @@ def numbered(
 
     Each set comes with its name and length.
     """
+    if class_names is not None and (isinstance(class_names, str) or not isinstance(class_names, Sequence | np.ndarray)):
+        raise UserError(f"class_names is a list of names, one for each class, not a {type(class_names).__name__}")
     arrays = [_one_each(y, what, count) for y, what, count in given]
     if all(np.issubdtype(array.dtype, np.integer) for array in arrays):
         labels = [_numbers(array, what) for array, (_, what, _) in zip(arrays, given, strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ def from_torch(
     test_dataset: Any,
     *,
     label: str | None = None,
+    class_names: Sequence[str] | None = None,
     name: str | None = None,
     tasks: int = 1,
     in_memory: int = IN_MEMORY,
@@ -49,7 +50,7 @@ def from_torch(
     become bytes; bytes `[height, width]` and `[height, width, channels]` are images as well, and so are floats
     `[channels, height, width]` in [0, 1]; other tensors and arrays stay what they are. Items are read once and kept, so random
     augmentation belongs in `augment`. Inputs of more than `in_memory` bytes go into a file in `folder` (a temporary one, if left
-    out) that is mapped, so that they need not fit into memory.
+    out) that is mapped, so that they need not fit into memory. `class_names` are those that the dataset knows, if left out.
     """
     sets = [_Items(given, what, label) for given, what in ((dataset, "the dataset"), (test_dataset, "the test dataset"))]
     inputs = sets[0].inputs()
@@ -58,7 +59,8 @@ def from_torch(
     if _within_one(inputs, train, test):
         inputs = Images(inputs.shape, dtype=inputs.dtype)
     labels, names, given = numbered(
-        [(train_y, "the labels", len(train)), (test_y, "the test labels", len(test))], sets[0].class_names
+        [(train_y, "the labels", len(train)), (test_y, "the test labels", len(test))],
+        sets[0].class_names if class_names is None else class_names,
     )
     title = name or type(dataset).__name__
     return Data(title, train, labels[0], test, labels[1], with_own_statistics(inputs, train), names, tasks, labels=given)
