@@ -13,11 +13,12 @@ from torch import nn
 from gracecl.core import StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.errors import UserError
+from gracecl.lab.catalogue import LEARNERS
 from gracecl.methods.base import Addition, Wrapper
 from gracecl.nets.growth import ClassAxis, Growth
 from gracecl.registry import methods
 from gracecl.registry.spec import parse_method
-from gracecl.testing import a_larger_head_matters_where_traits_say_so, classes_may_arrive, toy_data, toy_engine
+from gracecl.testing import classes_may_arrive, minds_a_larger_head, toy_data, toy_engine
 
 COMBINED = {
     "sgd(classes='seen') + si()": True,
@@ -45,7 +46,12 @@ def head(engine: Engine) -> torch.Tensor:
 def test_learners_of_several_parts(method: str, met_only: bool) -> None:
     assert toy_engine(method).chain.traits.met_only == met_only
     classes_may_arrive(method)
-    a_larger_head_matters_where_traits_say_so(method)
+    assert minds_a_larger_head(method) != met_only
+
+
+@pytest.mark.parametrize("method", [method for method in LEARNERS if not parse_method(method).chain.traits.met_only])
+def test_methods_of_this_library_say_if_they_do_not_mind_a_larger_head(method: str) -> None:
+    assert minds_a_larger_head(method)
 
 
 def test_the_page_says_which_methods_do_not_mind_a_larger_head() -> None:

@@ -15,6 +15,7 @@ from gracecl.errors import UserError
 from gracecl.functional.losses import cross_entropy
 from gracecl.images import augment
 from gracecl.images.augment import AUGMENTATIONS, Flip, Mirror
+from gracecl.inputs import Images
 from gracecl.methods.gsa import GSA
 from gracecl.registry.spec import parse_method
 from gracecl.testing import assert_same, feed, next_batch, prepared, toy_engine, toy_stream
@@ -123,7 +124,7 @@ def test_images_are_shown_twice_and_the_second_time_mirrored() -> None:
         assert len(GSA(mirrored=False).views(tau, twice)) == 1
     for one, two in (method.views((Flip(1.0),), twice=True), method.views((), twice=False)):
         x = torch.rand(2, 1, 3, 3)
-        plain, other = (augment.apply(view, x, np.zeros((2, augment.draws(view))), None) for view in (one, two))
+        plain, other = (augment.apply(view, x, np.zeros((2, augment.draws(view))), Images((1, 3, 3))) for view in (one, two))
         assert torch.equal(other, x.flip(-1))
         assert torch.equal(plain, x)
 

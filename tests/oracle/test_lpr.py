@@ -284,7 +284,7 @@ def test_averages_around_it_follow_the_weights_that_a_step_ends_with() -> None:
     ]
     for engine in engines:
         feed(engine, toy_stream(), until=6)
-    teachers = (engines[0].method.inner.teacher, engines[1].method.teacher)
+    teachers = (engines[0].method.inner.teacher.copy, engines[1].method.teacher.copy)
     for a, b in zip(*(teacher.parameters() for teacher in teachers), strict=True):
         torch.testing.assert_close(a, b)
 

@@ -26,7 +26,7 @@ class ClassLabels:
         self.counted = declared if isinstance(declared, int | np.integer) and not isinstance(declared, bool) else None
         if self.counted is not None and not 1 <= self.counted < 1 << 31:
             raise UserError(f"classes is the number of classes, at least 1, or a list of labels, not {declared!r}")
-        if isinstance(declared, str | bytes) or not isinstance(declared, int | np.integer | Iterable | None):
+        if isinstance(declared, str | bytes | bool) or not isinstance(declared, int | np.integer | Iterable | None):
             raise UserError(f"classes is the number of classes, at least 1, or a list of labels, not {declared!r}")
         self.labels: list[Hashable] = []
         self._numbers: dict[Hashable, int] = {}

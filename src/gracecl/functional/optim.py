@@ -48,10 +48,18 @@ def sgd(params: Parameters, lr: float = 0.1, momentum: float = 0.0, weight_decay
     """Stochastic gradient descent."""
     made = torch.optim.SGD(params, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=True)
     if momentum:
-        # The fused step takes momentum of all parameters or of none, while a penalty reaches some of them later than others.
-        for parameter in (parameter for group in made.param_groups for parameter in group["params"]):
-            made.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        made.register_step_pre_hook(give_momentum)
     return made
+
+
+def give_momentum(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Begin with a momentum of 0 for every parameter.
+
+    The fused step takes momentum of all parameters or of none, while a penalty reaches some of them later than others.
+    """
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        if "momentum_buffer" not in optimizer.state[parameter]:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": adam, "adamw": adamw, "sgd": sgd}
