@@ -333,7 +333,8 @@ def test_runs_without_much_in_them(browser: Browser, tmp_path: Path) -> None:
     write_run(tmp_path, "mose()", 0)
     begun = write_run(tmp_path, "er()", 0)
     (begun / "metrics.jsonl").write_text("", encoding="utf-8")
-    (begun / "timing.json").unlink()
+    for name in ("summary.json", "timing.json"):
+        (begun / name).unlink()
     assert cli.call(["report", str(tmp_path)]) == 0
     with closely_watched(browser, tmp_path / "report.html") as page:
         assert [row[0] for row in rows(page)] == ["mose()", "er()"]

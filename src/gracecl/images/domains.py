@@ -36,7 +36,7 @@ TEST_IMAGES = 1 << 40
 """added to the numbers of test images, so that they never are those of training images"""
 
 
-class View(Protocol):
+class DomainView(Protocol):
     """What a domain makes of images `[n, channels, height, width]` with these numbers."""
 
     def __call__(self, images: Bytes, numbers: Ints) -> Bytes: ...

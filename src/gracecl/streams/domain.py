@@ -18,7 +18,7 @@ from gracecl.core import Ints
 from gracecl.data import Data
 from gracecl.data.domains import Domains
 from gracecl.errors import UserError
-from gracecl.images.domains import CORRUPTIONS, TEST_IMAGES, Corrupted, Permuted, Plain, Rotated, View
+from gracecl.images.domains import CORRUPTIONS, TEST_IMAGES, Corrupted, DomainView, Permuted, Plain, Rotated
 from gracecl.machine import check_room
 from gracecl.registry import nearest, normal, spec, streams
 from gracecl.registry.spec import AtLeast, Within
@@ -31,7 +31,7 @@ from gracecl.streams.parts import in_tasks, smallest
 class DomainStream(Stream):
     """A stream whose order says for each position the domain, too."""
 
-    views: tuple[View, ...] = ()
+    views: tuple[DomainView, ...] = ()
 
     def inputs(self, items: Ints) -> torch.Tensor:
         domains, images = np.divmod(items, len(self.data.train_y))
@@ -94,11 +94,11 @@ def domain(
 
 def views_of(
     kind: str, data: Data, seed: int, tasks: int | None, identity: bool, angles: str, corruptions: str, severity: int
-) -> tuple[View, ...]:
+) -> tuple[DomainView, ...]:
     """What each domain makes of images."""
     if kind == "corrupt":
         names = known_corruptions(corruptions, data.shape[0])
-        every: list[View] = [Plain()] if identity else []
+        every: list[DomainView] = [Plain()] if identity else []
         every += [Corrupted(name, severity, seed) for name in names]
         if tasks is not None and tasks > len(every):
             raise UserError(f"domain: these corruptions make {len(every)} domains, not {tasks}; use fewer tasks, or name more")
@@ -128,7 +128,7 @@ def known_corruptions(text: str, channels: int) -> list[str]:
     return names
 
 
-def seen_tests(data: Data, views: tuple[View, ...], number: int | None, seed: int) -> tuple[Data, Ints]:
+def seen_tests(data: Data, views: tuple[DomainView, ...], number: int | None, seed: int) -> tuple[Data, Ints]:
     """The data with its test images, or `number` of them, once for each domain; and which domain each is of."""
     rows = np.arange(len(data.test_y))
     rows = rows if number is None else np.sort(smallest(rows, number, seed, "test images"))

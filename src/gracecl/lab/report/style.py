@@ -1,4 +1,4 @@
-"""Style of all figures: colours, axes, labels at the ends of lines, task boundaries.
+"""Style of all figures: colours, axes, labels at the ends of lines, task boundaries. The page has `assets/page.css`.
 
 Figures are made without pyplot, so that a report leaves no global state behind and works without a display. matplotlib
 is imported when the first figure is made.
