@@ -177,3 +177,8 @@ def test_a_state_of_fewer_classes_is_refused() -> None:
     small, large = toy_engine("er()", classes=2), toy_engine("er()", classes=3)
     with pytest.raises(UserError, match="room for 2 classes and this one for 3; load it into a new learner"):
         large.load_state_dict(small.state_dict())
+
+
+def test_blocks_of_an_axis_grow_each_at_its_end() -> None:
+    value, new = torch.tensor([0, 1, 10, 11]), torch.tensor([2, 12])
+    assert Growth(2, 3, 0).padded(value, 0, 2, new).tolist() == [0, 1, 2, 10, 11, 12]

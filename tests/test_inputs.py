@@ -399,3 +399,10 @@ def test_what_does_not_fit_into_memory_lies_in_a_mapped_file(tmp_path: Path) -> 
 def test_a_dataset_that_cannot_be_read_is_a_sentence(dataset: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
         gracecl.from_torch(dataset, Pairs([(np.zeros(3), 0)]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_kept_and_seen_in_single(dtype: torch.dtype) -> None:
+    inputs = Inputs((4,), dtype)
+    assert inputs.blank(2).dtype == dtype
+    assert inputs.normalise(torch.ones(2, 4, dtype=dtype)).dtype == torch.float32

@@ -682,3 +682,14 @@ def test_the_net_stays_as_it_is() -> None:
         scores(engine, data(10)[0])
         assert_same(engine.net.state_dict(), before, "the net")
         assert (engine.net.meter.backward, len(engine.memories.replay)) == (0, 0)
+
+
+def test_images_that_are_all_alike_have_a_scale() -> None:
+    x, y = np.full((8, WIDTH), 3.0), np.arange(8) % CLASSES
+    assert forms.Ridge(sums_of(x, y), intercept=True).scale.tolist() == [1.0]
+
+
+def test_phases_go_round_the_whole_circle() -> None:
+    phase = engine_of("closed(map='rff', size=400, gamma=1.0)").method.phase
+    assert 0 <= phase.min() < 0.1
+    assert 2 * np.pi - 0.1 < phase.max() < 2 * np.pi
