@@ -89,6 +89,10 @@ def test_sums_over_the_memory_predict_where_asked_to(method: str, rule: str) -> 
         means = np.stack([x[y == label].mean(axis=0) for label in range(6)])
         weight = np.linalg.solve(covariance, means.T)
         scores = test @ weight - (means.T * weight).sum(axis=0) / 2
+    found = engine.chain.rules(asked)[rule][-1].double().numpy()
+    np.testing.assert_allclose(
+        found - found.mean(axis=1, keepdims=True), scores - scores.mean(axis=1, keepdims=True), rtol=1e-3, atol=1e-3
+    )
     assert engine.chain.rule == f"{rule}_last"
     assert result.accuracy[f"{rule}_last"] == [pytest.approx(100 * np.mean(scores.argmax(axis=1) == data.test_y))]
 
