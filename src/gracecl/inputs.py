@@ -423,7 +423,7 @@ def tree_of(x: Any) -> Batched:
 
 
 def write_rows(target: Batched, rows: Tensor, values: Batched) -> None:
-    """Puts examples into rows of a batch, in place."""
+    """Put examples into rows of a batch, in place."""
     for (_, leaf), (_, value) in zip(leaves(target), leaves(values), strict=True):
         if leaf.dtype == torch.uint16:  # which PyTorch cannot copy by index
             leaf, value = leaf.view(torch.int16), value.view(torch.int16)
@@ -438,7 +438,7 @@ def same_rows(one: Batched, other: Batched) -> Tensor:
 
 
 def check_finite(x: Tensor, what: str) -> None:
-    """Refuses NaN and infinity, naming the first row that has one."""
+    """Refuse NaN and infinity, naming the first row that has one."""
     if x.is_floating_point() and len(x) and not bool(x.isfinite().all()):
         row = int((~x.isfinite()).reshape(len(x), -1).any(dim=1).nonzero()[0])
         raise UserError(f"{what} has NaN or infinity in row {row}; replace such values or leave the row out")

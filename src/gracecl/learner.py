@@ -1,4 +1,4 @@
-"""The embeddable face: a learner for somebody's own loop, without stream, recorder or files."""
+"""A learner for your own program: `learn(x, y)`, `predict(x)`, or `fit` of a whole stream. Nothing of the laboratory is needed."""
 
 from __future__ import annotations
 
@@ -469,7 +469,7 @@ class Learner:
             self._build(self._taken(images))
 
     def _name_flat(self, images: Tensor) -> None:
-        """Looks at the first batch, if the augmentation is not the user's choice."""
+        """Look at the first batch, unless the augmentation is the user's choice."""
         if self._own_augment and self.engine.progress.step == 0:
             name_flat_images(self.recipe.augment, self.method, images)
 
@@ -508,8 +508,7 @@ class Learner:
     def _own_numbers(self, stream: Stream) -> Stream:
         """A stream to learn from, with classes numbered as the learner does: new ones in the order in which they come."""
         if self._engine is None:
-            inputs = stream.data.inputs
-            self._build(ImageInputs(inputs.shape, *self._statistics, inputs.dtype) if isinstance(inputs, ImageInputs) else inputs)
+            self._build(self._own_statistics(stream.data.inputs))
         labels = self._labels_of(stream)
         by_arrival = dict.fromkeys([*stream.labels(stream.order).tolist(), *range(len(labels))])
         if self.labels.open:
@@ -540,12 +539,15 @@ class Learner:
 
     def _taken(self, x: Any) -> Inputs:
         """What a batch shows of the inputs to come."""
-        inputs = inputs_of(x)
+        return self._own_statistics(inputs_of(x))
+
+    def _own_statistics(self, inputs: Inputs) -> Inputs:
+        """The same inputs with the mean and std that the learner was given; those that are no images have none."""
         return ImageInputs(inputs.shape, *self._statistics, inputs.dtype) if isinstance(inputs, ImageInputs) else inputs
 
 
 def _compare(saved: dict[str, Any], texts: dict[str, Any]) -> None:
-    """Refuses objects that are not those which a learner was saved with."""
+    """Refuse objects other than those that a learner was saved with."""
     for name, text in texts.items():
         if text != saved.get(name):
             raise UserError(

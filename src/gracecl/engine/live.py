@@ -40,7 +40,7 @@ class Live:
         return texts, cls(**given)
 
     def check(self, what: str, settings: Mapping[str, Any], remedy: str) -> None:
-        """Refuses settings that stand for objects which are not here."""
+        """Refuse settings that stand for objects which were not given."""
         objects.missing(what, {name: settings.get(name) for name in NAMES}, vars(self), remedy)
 
     def copied(self) -> Live:

@@ -93,11 +93,15 @@ def augment_for(augment: str, inputs: Inputs) -> str:
     return "none" if augment == LearnerOptions.augment and not isinstance(inputs, Images) else augment
 
 
+def shows_default(augment: str, method: Method) -> bool:
+    """Whether the method trains on images in the default augmentation."""
+    return augment == LearnerOptions.augment and method.chain.traits.trains != "never"
+
+
 def name_unfit_augmentation(augment: str, method: Method, inputs: Inputs) -> None:
     """Say that images are too small for the default augmentation, which a method that trains shows them in."""
     shape = inputs.shape
-    small = isinstance(inputs, Images) and min(shape[1:]) < SMALLEST_CROPPED
-    if small and augment == LearnerOptions.augment and method.chain.traits.trains != "never":
+    if isinstance(inputs, Images) and min(shape[1:]) < SMALLEST_CROPPED and shows_default(augment, method):
         warnings.warn(
             f"images of {shape[1]} × {shape[2]} pixels are too small for the crops of the default augmentation '{augment}', which "
             "cost accuracy there; give augment='none' (--augment none)",
@@ -107,9 +111,9 @@ def name_unfit_augmentation(augment: str, method: Method, inputs: Inputs) -> Non
 
 
 def name_flat_images(augment: str, method: Method, examples: Any) -> None:
-    """Says that the first raw images do not look like photographs, for which the default augmentation was made."""
+    """Say that the first raw images do not look like photographs, for which the default augmentation was made."""
     of_images = isinstance(examples, Tensor) and examples.ndim == 4 and min(examples.shape[-2:]) >= SMALLEST_CROPPED
-    if augment != LearnerOptions.augment or method.chain.traits.trains == "never" or not of_images:
+    if not of_images or not shows_default(augment, method):
         return
     values = examples.flatten()
     values = values[:: max(1, len(values) // LOOKED_AT)]
