@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal
@@ -29,6 +30,7 @@ from gracecl.engine.engine import Engine, StepResult
 from gracecl.engine.evaluate import Evaluation, evaluate
 from gracecl.engine.finite import check_losses
 from gracecl.engine.fit import Fit
+from gracecl.engine.prequential import Predictions, check_predicts, predict
 from gracecl.errors import Caution, UserError
 from gracecl.methods.base import Chain, TaskValues
 from gracecl.nets.tapped import TappedNet
@@ -56,6 +58,8 @@ class TrainingState:
     """number of the task of the last batch; -1 on a stream without task marks"""
     result: StepResult | None = None
     """what the last batch led to; None where the method only stored it"""
+    predictions: Predictions | None = None
+    """`on_step`: what was predicted for the last batch before it was learned; None unless asked for"""
     task_values: TaskValues = field(default_factory=dict)
     """`on_task_end`: what the method says of the task, per layer"""
     evaluation: Evaluation | None = None
@@ -123,6 +127,8 @@ def _has(member: Any, event: str) -> bool:
 
 def fetch(tables: Sequence[LossTable]) -> list[dict[str, list[float]]]:
     """The values of several tables, in one transfer from the device."""
+    if not tables:
+        return []
     stacked = iter(torch.cat([value.float().flatten() for table in tables for value in table.values()]).tolist())
     return [{row: list(islice(stacked, value.numel())) for row, value in table.items()} for table in tables]
 
@@ -131,13 +137,20 @@ class Log:
     """Checks that losses are finite, many steps at once so that no step waits for the device. Recorders extend it."""
 
     def __init__(self) -> None:
-        self._pending: list[tuple[dict[str, Any], StepResult]] = []
+        self._pending: list[tuple[dict[str, Any], LossTable | None]] = []
         self.latest: dict[str, list[float]] = {}
         """the last step's rows, for the progress line"""
 
     def step(self, step: int, task: int, outcome: StepResult, kind: Literal["step", "fit"] = "step") -> None:
         """A step, or the end of the fit before its evaluation."""
-        self._pending.append(({"kind": kind, "step": step, "task": task, "images": outcome.images}, outcome))
+        self._add({"kind": kind, "step": step, "task": task, "images": outcome.images}, outcome.table)
+
+    def predicted(self, kind: Literal["prequential", "near_future"], step: int, made: Predictions, **more: int) -> None:
+        """What was predicted at a step, for its batch or for a later one."""
+        self._add({"kind": kind, "step": step, **more, **made.to_lists()})
+
+    def _add(self, line: dict[str, Any], table: LossTable | None = None) -> None:
+        self._pending.append((line, table))
         if len(self._pending) >= FLUSH_EVERY:
             self.flush()
 
@@ -153,10 +166,13 @@ class Log:
         pending, self._pending = self._pending, []
         lines: list[dict[str, Any]] = []
         try:
-            for (line, _), rows in zip(pending, fetch([outcome.table for _, outcome in pending]), strict=True):
-                check_losses(rows, line["step"])
-                lines.append(line | {"rows": rows})
-                self.latest |= rows
+            fetched = iter(fetch([table for _, table in pending if table is not None]))
+            for line, table in pending:
+                if table is not None:
+                    line["rows"] = next(fetched)
+                    check_losses(line["rows"], line["step"])
+                    self.latest |= line["rows"]
+                lines.append(line)
         finally:
             self.write(lines)
 
@@ -176,6 +192,8 @@ class Timing:
     """images that went through the net, those of scoring, teachers and the ends of tasks too"""
     backward: int = 0
     """images that a gradient was taken of"""
+    eval_forward: int = 0
+    """images that went through the net for evaluations and predictions, those that class means are taken of too"""
     fit_seconds: float = 0.0
     """of fits before evaluation, apart from the steps and from the evaluation itself"""
     fit_images: int = 0
@@ -214,19 +232,32 @@ class Loop:
         log: Log | None = None,
         test: Stream | None = None,
         eval_every: int = 0,
+        prequential: bool = False,
+        near_future: int = 0,
+        probabilities: bool = False,
         callbacks: Callbacks | None = None,
     ) -> None:
         """`batch` gives the batch of a step of the stream, None after the last; `begin` is the learner's step at step 0.
 
         `steps` is the length of the stream where it is known. `test` is the stream whose test images are evaluated at its marks
-        and every `eval_every` steps; without one nothing is evaluated.
+        and every `eval_every` steps; without one nothing is evaluated. With `prequential` each batch is predicted before it is
+        learned; with `near_future` the batch so many steps later is predicted too, which needs `steps`. `probabilities` are noted
+        beside the predictions.
         """
         self.engine, self.batch, self.begin, self.steps = engine, batch, begin, steps
         self.log, self.test, self.eval_every = log or Log(), test, eval_every
+        self.prequential, self.near_future, self.probabilities = prequential, near_future, probabilities
+        if prequential or near_future:
+            check_predicts(engine.chain, probabilities)
+        if near_future and (steps is None or near_future >= steps):
+            length = "a stream of unknown length" if steps is None else f"a stream of {steps} steps"
+            raise UserError(f"near_future is {near_future} steps, and {length} has no batch so far ahead; give it fewer")
         self.callbacks = callbacks or Callbacks()
         self.timing = Timing()
         self.evaluation: Evaluation | None = None
         """the last one"""
+        self.predictions: Predictions | None = None
+        """of the last batch, made before it was learned"""
         self._ended = False
 
     @property
@@ -259,11 +290,14 @@ class Loop:
             self._learn()
 
     def _learn(self) -> None:
-        step, started, meter = self.at, time.perf_counter(), self.engine.net.meter
-        forward, backward = meter.forward, meter.backward
+        step, started = self.at, time.perf_counter()
         if (batch := self.batch(step)) is None:
             self._ended = True
             return
+        self.timing.train_seconds += time.perf_counter() - started
+        self._predict(step, batch)
+        started, meter = time.perf_counter(), self.engine.net.meter
+        forward, backward = meter.forward, meter.backward
         if self.engine.task_open and batch.task != self.engine.progress.task:
             self._end_task(step - 1)  # of which nobody could know that its last batch was the last
         outcome = self.engine.learn(batch)
@@ -273,15 +307,37 @@ class Loop:
         self.timing.train_seconds += time.perf_counter() - started
         self.timing.forward += meter.forward - forward
         self.timing.backward += meter.backward - backward
-        self.callbacks.call("on_step", lambda: self._state(result=outcome))
+        self.callbacks.call("on_step", lambda: self._state(result=outcome, predictions=self.predictions))
         if batch.last_of_task:
             self._end_task(step)
         if self.test is not None and (step in self.test.marks or (self.eval_every and (step + 1) % self.eval_every == 0)):
-            started = time.perf_counter()
-            self.engine.get_ready()
-            self.timing.eval_seconds += time.perf_counter() - started
+            with self._evaluating():
+                self.engine.get_ready()
             if self.engine.unfinished_fit is None:
                 self._evaluate(step)
+
+    def _predict(self, step: int, batch: StreamBatch) -> None:
+        """Predict the batch of a step before it is learned, and the one that comes `near_future` steps later."""
+        if self.prequential:
+            with self._evaluating():
+                self.predictions = predict(self.engine, batch, self.probabilities)
+            self.log.predicted("prequential", step + self.begin, self.predictions)
+        if self.near_future and self.steps is not None and step + self.near_future < self.steps:
+            later = self.batch(step + self.near_future)
+            assert later is not None
+            with self._evaluating():
+                made = predict(self.engine, later, self.probabilities)
+            self.log.predicted("near_future", step + self.begin, made, shift=self.near_future)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Count time and images of the block as evaluation."""
+        started, fit = time.perf_counter(), self.engine.fit
+        meter = self.engine.net.meter if fit is None else fit.net.meter
+        forward = meter.forward
+        yield
+        self.timing.eval_seconds += time.perf_counter() - started
+        self.timing.eval_forward += meter.forward - forward
 
     def _end_task(self, step: int) -> None:
         self.engine.end_task()
@@ -303,13 +359,13 @@ class Loop:
     def _evaluate(self, step: int) -> None:
         """All tasks met so far, all rules, logged."""
         assert self.test is not None
-        started, at_mark = time.perf_counter(), step in self.test.marks
         masks = self.test.classes_of_task if self.test.masked else None
-        self.evaluation = found = evaluate(self.engine, *self.test.test_images(self.engine.progress.seen, step), masks)
-        mark = int(np.searchsorted(self.test.marks, step))
+        with self._evaluating():
+            images = self.test.test_images(self.engine.progress.seen, step)
+            self.evaluation = found = evaluate(self.engine, *images, masks)
+        mark, at_mark = int(np.searchsorted(self.test.marks, step)), step in self.test.marks
         about = {"task": mark, "task_end": at_mark, "accuracy": found.accuracy, "ece": found.ece, "nll": found.nll}
         self.log.event("eval", step + self.begin, **about)
-        self.timing.eval_seconds += time.perf_counter() - started
         self.callbacks.call("on_evaluation", lambda: self._state(evaluation=found))
 
     def _state(self, **found: Any) -> TrainingState:

@@ -16,8 +16,9 @@ from gracecl.nets.tapped import TappedNet
 
 
 def frozen_copy(net: TappedNet) -> TappedNet:
-    """Copy the net as it is now, in evaluation mode and without gradients: using the copy moves nothing."""
+    """Copy the net as it is now, in evaluation mode and without gradients: using the copy moves nothing. Both have one meter."""
     twin = copy.deepcopy(net)
+    twin.meter = net.meter
     return twin.requires_grad_(False).eval()
 
 

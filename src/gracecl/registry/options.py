@@ -32,7 +32,15 @@ OPTIMIZER = "adam(lr=0.001, weight_decay=0.0001)"
 OF_THE_DATA = "data"
 NO_EFFECT_ON_RESULTS = ("checkpoint_every", "snapshots")
 """options that do not change results"""
-ADDED_LATER = {"normalise": OF_THE_DATA, "plugin_code": None, "scheduler": None, "scheduler_step": "step"}
+ADDED_LATER = {
+    "normalise": OF_THE_DATA,
+    "plugin_code": None,
+    "scheduler": None,
+    "scheduler_step": "step",
+    "prequential": False,
+    "near_future": 0,
+    "probabilities": False,
+}
 """settings that older runs lack; at these values they are left out of the folder's hash, so that older runs are found"""
 
 
@@ -95,6 +103,12 @@ class RunOptions(LearnerOptions):
     """batches after which the stream is cut; None is all of it"""
     eval_every: Annotated[int, AtLeast(0)] = 0
     """evaluate every so many steps too, not only where tasks end"""
+    prequential: bool = False
+    """predict each batch before it is learned, and record labels and predictions: accuracy on the stream itself"""
+    near_future: Annotated[int, AtLeast(0)] = 0
+    """at each step, predict the batch that comes so many steps later too; 0 is none"""
+    probabilities: bool = False
+    """beside these predictions, record the largest probability and the label's, where the method's rule gives some"""
     checkpoint_every: Annotated[int, AtLeast(1)] = 500
     """save every so many steps (and every two minutes)"""
     snapshots: bool = False

@@ -41,6 +41,8 @@ REQUIRED_FIELDS = {
     "step": ("step", "task", "rows"),
     "eval": ("step", "task", "task_end", "accuracy"),
     "task": ("step", "task", "values"),
+    "prequential": ("step", "labels", "predictions"),
+    "near_future": ("step", "shift", "labels", "predictions"),
 }
 """required fields of each kind of record; other kinds are skipped"""
 
@@ -72,6 +74,11 @@ def _are_rows(value: Any) -> bool:
     return all(isinstance(row, list) and row and all(map(_or_nothing(_is_number), row)) for row in lists)
 
 
+def _are_all(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Return a check of `[value, …]`, one for each image."""
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
 FIELDS: dict[str, Callable[[Any], bool]] = {
     "step": _is_whole,
     "task": _is_whole,
@@ -81,8 +88,15 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "values": _are_rows,
     "ece": _are_numbers,
     "nll": _are_numbers,
+    "shift": _is_whole,
+    "labels": _are_all(_is_whole),
+    "predictions": _are_all(_is_whole),
+    "confidence": _are_all(_is_number),
+    "probability": _are_all(_is_number),
 }
 """checks of a record's fields"""
+PER_IMAGE = ("labels", "predictions", "confidence", "probability")
+"""fields with one value for each image of a batch"""
 SETTINGS: dict[str, Callable[[Any], bool]] = {
     "method": _is_text,
     "stream": _is_text,
@@ -112,6 +126,10 @@ class Run:
     """what a finished run recorded"""
     finished: bool = False
     """whether it came to its end: see `is_finished`"""
+    prequential: list[Record] = field(default_factory=list)
+    """what was predicted for the batch of each step before it was learned"""
+    near_future: list[Record] = field(default_factory=list)
+    """what was predicted at each step for the batch `shift` steps later"""
 
     def __repr__(self) -> str:
         return f"Run({self.title}: {len(self.steps)} steps and {len(self.evals)} evaluations in {self.path})"
@@ -282,12 +300,18 @@ def _assembled(
     timing.pop("run", None)
     if not _are_numbers(timing):
         raise UserError(f"{source} is damaged: it holds other things than numbers")
+
+    def of_kind(kind: str) -> list[Record]:
+        return _by_step(record for record in records if record["kind"] == kind)
+
     return Run(
         path=path,
         config=config,
-        steps=_by_step(record for record in records if record["kind"] == "step"),
-        evals=_by_step(record for record in records if record["kind"] == "eval"),
-        tasks=_by_step(record for record in records if record["kind"] == "task"),
+        steps=of_kind("step"),
+        evals=of_kind("eval"),
+        tasks=of_kind("task"),
+        prequential=of_kind("prequential"),
+        near_future=of_kind("near_future"),
         timing=timing,
         plugins=plugins,
         record=record,
@@ -499,7 +523,8 @@ def _checked_record(record: Any, source: str) -> Record | None:
     whole = all(name in record for name in REQUIRED_FIELDS[kind]) and all(
         fits(record[name]) for name, fits in FIELDS.items() if name in record
     )
-    if not whole or (kind == "eval" and record["task"] < 0):
+    sizes = {len(record[name]) for name in PER_IMAGE if name in record} if whole else set()
+    if not whole or len(sizes) > 1 or (kind == "eval" and record["task"] < 0):
         raise UserError(
             f"{source} is no {kind} record: it needs {', '.join(REQUIRED_FIELDS[kind])}; resume the run or delete its folder"
         )

@@ -219,7 +219,7 @@ def build(
     engine, stream = learner_and_stream(config, data_root, live)
     name_unfit_augmentation(config.augment, engine.method, engine.net.inputs)
     name_flat_images(config.augment, engine.method, stream.batch(0).x)
-    return Trainer(engine, stream, Recorder(record, kept), config.eval_every, callbacks)
+    return Trainer(engine, stream, Recorder(record, kept), config, callbacks)
 
 
 def learner_and_stream(config: RunConfig, data_root: str | Path | None = None, live: Live | None = None) -> tuple[Engine, Stream]:

@@ -11,6 +11,7 @@ from gracecl.engine.engine import Engine
 from gracecl.engine.loop import Callbacks, Loop, Timing, check_marks
 from gracecl.errors import Caution
 from gracecl.lab.runs.recorder import Recorder
+from gracecl.registry.options import RunOptions
 from gracecl.streams import Stream
 
 
@@ -30,14 +31,29 @@ class Trainer(Loop):
     """An engine, a stream and a recorder; `step()` until `done`."""
 
     def __init__(
-        self, engine: Engine, stream: Stream, recorder: Recorder, eval_every: int = 0, callbacks: Callbacks | None = None
+        self,
+        engine: Engine,
+        stream: Stream,
+        recorder: Recorder,
+        asked: RunOptions | None = None,
+        callbacks: Callbacks | None = None,
     ) -> None:
-        """`eval_every` evaluates also every so many steps; 0 is only at the marks."""
+        """`asked` says what is evaluated and predicted beside the marks; None is nothing."""
         check_marks(engine.chain, stream)
         name_untested(stream)
         self.stream, self.recorder = stream, recorder
+        options = asked or RunOptions()
         super().__init__(
-            engine, stream.batch, steps=len(stream), log=recorder, test=stream, eval_every=eval_every, callbacks=callbacks
+            engine,
+            stream.batch,
+            steps=len(stream),
+            log=recorder,
+            test=stream,
+            eval_every=options.eval_every,
+            prequential=options.prequential,
+            near_future=options.near_future,
+            probabilities=options.probabilities,
+            callbacks=callbacks,
         )
 
     def state_dict(self) -> dict[str, Any]:
