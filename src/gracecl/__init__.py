@@ -23,6 +23,7 @@ _HOME = {
     "from_torch": "gracecl.data",
     "load_runs": "gracecl.lab.report.frames",
     "merge": "gracecl.merging",
+    "pack": "gracecl.data",
     "run": "gracecl.lab.runs.result",
     "stream": "gracecl.streams",
     "tap": "gracecl.nets.module",
@@ -45,6 +46,7 @@ __all__ = [
     "from_torch",
     "load_runs",
     "merge",
+    "pack",
     "run",
     "stream",
     "tap",
@@ -52,7 +54,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from gracecl.controllers.feedback import Feedback
-    from gracecl.data import from_arrays, from_torch
+    from gracecl.data import from_arrays, from_torch, pack
     from gracecl.engine.loop import Callback, StopTraining
     from gracecl.errors import UserError
     from gracecl.inputs import Images, Inputs

@@ -296,6 +296,15 @@ def read_sealed(path: Path) -> dict[str, Any]:
     return values
 
 
+def check_format(found: Any, known: int, path: Path, remedy: str) -> None:
+    """Refuse a file of a later format than this version reads; `remedy` is what can be done besides."""
+    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= known:
+        which = f"format {found}" if isinstance(found, int) else "no format that is known here"
+        raise UserError(
+            f"{path} has {which}, and this version of gracecl reads up to {known}: install the version that wrote it, or {remedy}"
+        )
+
+
 def _digest_of(value: Any) -> str:
     return str(Digest().add(json.dumps(value, sort_keys=True).encode()))[:DIGITS_OF_A_VALUE]
 

@@ -19,10 +19,11 @@ from torch.utils._pytree import register_pytree_node
 from torch.utils.data import Dataset
 
 from gracecl.errors import UserError
+from gracecl.rows import Rows
 
 Kind = TypeVar("Kind", bound="Inputs")
 Batched = Any
-"""a tensor with the batch as first axis, or a `TensorTree`"""
+"""a tensor with the batch as first axis, `Rows` in its place, or a `TensorTree` of such"""
 FULL = {torch.uint8: 255, torch.uint16: 65535, torch.float16: 1, torch.float32: 1, torch.float64: 1}
 """the value of a white pixel, for each type that images may have"""
 
@@ -118,6 +119,16 @@ def leaves(x: Batched, place: str = "") -> Iterator[tuple[str, Tensor]]:
         yield from x.leaves(place)
     else:
         yield place, x
+
+
+def loaded(x: Batched) -> Batched:
+    """The batch in memory: `Rows` are read, tensors are themselves."""
+    return mapped(lambda leaf: leaf.loaded() if isinstance(leaf, Rows) else leaf, x)
+
+
+def in_memory(x: Batched) -> bool:
+    """Whether indexing a batch reads nothing from elsewhere."""
+    return not any(isinstance(leaf, Rows) for _, leaf in leaves(x))
 
 
 def plain(x: Batched) -> Any:

@@ -26,6 +26,7 @@ from gracecl.engine.evaluate import seen_scores
 from gracecl.engine.finite import check_losses
 from gracecl.engine.live import Live
 from gracecl.engine.loop import Callbacks, Loop, check_marks
+from gracecl.engine.read_ahead import read_ahead
 from gracecl.engine.recipe import Recipe, name_flat_images, name_unfit_augmentation
 from gracecl.errors import Misfit, UserError
 from gracecl.forking import calls
@@ -235,9 +236,10 @@ class Learner:
             )
         begun = int(stream.task_of_step[start - 1]) if start else -1
         first, self._task = self.engine.progress.task - begun, None
+        read = read_ahead(stream)
 
         def batch(step: int) -> StreamBatch:
-            found = stream.batch(step)
+            found = read(step)
             task = first + found.task if stream.has_tasks else self.engine.progress.task
             return replace(found, task=task, sources=NO_SOURCES)
 

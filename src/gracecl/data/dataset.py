@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gracecl.inputs import FULL, Batched, Images, Inputs, leaves
+from gracecl.inputs import FULL, Batched, Images, Inputs, leaves, loaded
 
 ImageArray: TypeAlias = npt.NDArray[np.uint8]
 Labels: TypeAlias = npt.NDArray[np.int64]
@@ -76,32 +76,33 @@ class Data:
                 digest.update(f"{kind}{tuple(leaf.shape)!r}".encode())
                 if number == 0:
                     digest.update(np.ascontiguousarray(y, dtype="<i8").tobytes())
-                for chunk in chunks(leaf.numpy()):
+                for chunk in chunks(leaf):
                     digest.update(np.ascontiguousarray(chunk).data)
         return digest.hexdigest()
 
 
-def chunks(images: ImageArray) -> Iterator[ImageArray]:
-    """The images, a few thousand at a time."""
+def chunks(images: Any) -> Iterator[npt.NDArray[Any]]:
+    """The images of an array, a tensor or `Rows`, a few thousand at a time."""
     for start in range(0, len(images), CHUNK):
-        yield images[start : start + CHUNK]
+        part = images[start : start + CHUNK]
+        yield part if isinstance(part, np.ndarray) else loaded(part).numpy()
 
 
 def with_own_statistics(inputs: Inputs, x: Batched) -> Inputs:
     """The inputs with mean and standard deviation of these images; others have none."""
     if not isinstance(inputs, Images):
         return inputs
-    return Images(inputs.shape, *channel_statistics(x.numpy()), inputs.dtype)
+    return Images(inputs.shape, *channel_statistics(x), inputs.dtype)
 
 
-def channel_statistics(images: ImageArray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def channel_statistics(images: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel, pixels scaled to [0, 1].
 
     Counted in integers, so the result depends neither on the order of the images nor on the size of the chunks. A
     constant channel gets the standard deviation 1, because pixels are divided by it.
     """
     channels = images.shape[1]
-    if images.dtype != np.uint8:
+    if images.dtype not in (np.uint8, torch.uint8):
         return _statistics_of_numbers(images)
     counts = np.zeros((channels, 256), dtype=np.int64)
     for chunk in chunks(images):
@@ -116,9 +117,9 @@ def channel_statistics(images: ImageArray) -> tuple[tuple[float, ...], tuple[flo
     return tuple((mean / 255).tolist()), tuple((std / 255).tolist())
 
 
-def _statistics_of_numbers(images: npt.NDArray[Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _statistics_of_numbers(images: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Those of 16 bits or of floating point, summed in double precision."""
-    full = FULL[torch.from_numpy(images[:0]).dtype]
+    full = FULL[images.dtype if isinstance(images.dtype, torch.dtype) else torch.from_numpy(images[:0]).dtype]
     sums, count = np.zeros((2, images.shape[1])), 0
     for chunk in chunks(images):
         scaled = chunk.astype(np.float64) / full

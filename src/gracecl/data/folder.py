@@ -50,7 +50,7 @@ def from_folder(
         raise UserError(f"there is no folder {place}")
     if not 0 < test_fraction < 1:
         raise UserError(f"test_fraction must be between 0 and 1, not {test_fraction}")
-    train, test = _rows(place, test_fraction, seed)
+    train, test = rows_of(place, test_fraction, seed)
     extent = (size, size) if size else None
     key = files_key([image for image, _ in (*train, *test)], extent) + f"-{test_fraction}-{seed}"
     resolution = f"{size}px" if size else "native"
@@ -68,7 +68,8 @@ def from_folder(
     )
 
 
-def _rows(place: Path, test_fraction: float, seed: int) -> tuple[Rows, Rows]:
+def rows_of(place: Path, test_fraction: float, seed: int) -> tuple[Rows, Rows]:
+    """The training and the test images of a folder, with the names of their classes."""
     if (place / "train").is_dir():
         test_folder = next((place / name for name in TEST_FOLDERS if (place / name).is_dir()), None)
         if test_folder is None:

@@ -19,6 +19,7 @@ from gracecl.data.domains import domains_of, from_domain_folders
 from gracecl.data.download import fetch_source
 from gracecl.data.folder import from_folder
 from gracecl.data.locations import cache_folder, data_root
+from gracecl.data.shards import damaged_shards, from_shards, is_packed
 from gracecl.data.source import Source
 from gracecl.errors import UserError
 from gracecl.inputs import Images
@@ -27,7 +28,7 @@ from gracecl.registry.spec import parse_numbers
 
 log = logging.getLogger(__name__)
 
-FOLDER, DOMAINS = "folder:", "domains:"
+FOLDER, DOMAINS, SHARDS = "folder:", "domains:", "shards:"
 
 
 def load(
@@ -38,11 +39,12 @@ def load(
     size: int | None = None,
     mmap_bytes: int | None = None,
 ) -> Data:
-    """A data set by name (`gracecl list datasets`), `folder:PATH` for a folder of images, or `domains:PATH` for one per domain.
+    """A data set by name (`gracecl list datasets`), `folder:PATH` for a folder of images, `domains:PATH` for one per domain, or
+    `shards:PATH` for what `pack` made.
 
-    It is looked for in `root`, else $GRACECL_DATA, else the user's cache. `classes` ("0-19", "0,3,7" or numbers) picks
-    classes and numbers them anew in the order given; a selection is held in memory. `size` asks for another, square
-    resolution. Arrays above `mmap_bytes` (else $GRACECL_MMAP_BYTES, else 1 GB) are memory-mapped. `tasks` stays the
+    It is looked for in `root`, else $GRACECL_DATA, else the user's cache. `classes` ("0-19", "0,3,7" or numbers) picks classes
+    and numbers them anew in the order given; a selection is held in memory, unless it is of shards. `size` asks for another,
+    square resolution. Arrays above `mmap_bytes` (else $GRACECL_MMAP_BYTES, else 1 GB) are memory-mapped. `tasks` stays the
     usual number even if it does not divide the classes picked; a stream then asks for another.
     """
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
@@ -51,6 +53,10 @@ def load(
         data = from_folder(name.removeprefix(FOLDER), root=root, size=size, mmap_bytes=mmap_bytes)
     elif name.startswith(DOMAINS):
         data = from_domain_folders(name.removeprefix(DOMAINS), size=size, root=root)
+    elif name.startswith(SHARDS):
+        if size is not None:
+            raise UserError("shards hold images of one size; give --size when they are packed, and leave it out here")
+        data = from_shards(name.removeprefix(SHARDS))
     else:
         known = datasets.get(name)
         place = data_root(root)
@@ -64,6 +70,8 @@ def check(name: str, root: str | Path | None = None) -> list[str]:
     """
     found: list[str] = []
     try:
+        if is_packed(name):
+            return damaged_shards(name)
         known = None if name.startswith((FOLDER, DOMAINS)) else datasets.get(name)
         if _is_source(known):
             source = known()

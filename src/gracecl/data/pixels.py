@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from PIL import Image, UnidentifiedImageError
 
 from gracecl.data.dataset import ImageArray
 from gracecl.errors import UserError
+from gracecl.files import open_to_read
 
 Extent: TypeAlias = tuple[int, int]
 """(height, width)"""
@@ -70,10 +72,31 @@ class ArrayPixels:
 
 
 @dataclass(frozen=True)
+class InArchive:
+    """An image file inside a tar archive, read at its place."""
+
+    archive: Path
+    name: str
+    offset: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.name} in {self.archive}"
+
+    def content(self) -> io.BytesIO:
+        with open_to_read(self.archive) as file:
+            file.seek(self.offset)
+            return io.BytesIO(file.read(self.size))
+
+
+ImageFile: TypeAlias = Path | InArchive
+
+
+@dataclass(frozen=True)
 class FilePixels:
     """Images in files of any format and size that Pillow reads."""
 
-    paths: Sequence[Path]
+    paths: Sequence[ImageFile]
     channels: int
     native: Extent
     margin: float = 1.0
@@ -83,7 +106,7 @@ class FilePixels:
         return len(self.paths)
 
     def blocks(self, extent: Extent) -> Iterator[ImageArray]:
-        def decode(path: Path) -> ImageArray:
+        def decode(path: ImageFile) -> ImageArray:
             return _channels_first(centre(opened(path, self.channels), extent, self.margin))
 
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes and resizes without the GIL
@@ -98,7 +121,7 @@ def resized(image: ImageArray, extent: Extent) -> ImageArray:
     return np.stack([np.asarray(plane) for plane in planes])
 
 
-def opened(path: Path, channels: int) -> Image.Image:
+def opened(path: ImageFile, channels: int) -> Image.Image:
     """The image in `path`, grey or RGB; a file that cannot be decoded is named."""
     try:
         with _looked_at(path) as image:
@@ -108,7 +131,7 @@ def opened(path: Path, channels: int) -> Image.Image:
         raise damaged(path, error) from error
 
 
-def header(path: Path) -> tuple[Extent, bool]:
+def header(path: ImageFile) -> tuple[Extent, bool]:
     """Extent of the image in `path` and whether it is grey, without decoding it."""
     try:
         with _looked_at(path) as image:
@@ -118,11 +141,11 @@ def header(path: Path) -> tuple[Extent, bool]:
 
 
 @contextmanager
-def _looked_at(path: Path) -> Iterator[Image.Image]:
+def _looked_at(path: ImageFile) -> Iterator[Image.Image]:
     """The image in `path`, open and not decoded, if it is one that can be used."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # there is a limit of our own
-        image = Image.open(path, formats=FORMATS)
+        image = Image.open(path.content() if isinstance(path, InArchive) else path, formats=FORMATS)
     with image:
         if image.width * image.height > MOST_PIXELS:
             raise UserError(
@@ -132,7 +155,7 @@ def _looked_at(path: Path) -> Iterator[Image.Image]:
         yield image
 
 
-def damaged(path: Path, error: Exception) -> UserError:
+def damaged(path: ImageFile, error: Exception) -> UserError:
     return UserError(f"cannot read the image {path} ({error}): replace the file or remove it")
 
 
@@ -150,7 +173,7 @@ def centre(image: Image.Image, extent: Extent, margin: float = 1.0) -> Image.Ima
     return image.crop((left, top, left + width, top + height))
 
 
-def _refuse_deep(image: Image.Image, path: Path) -> None:
+def _refuse_deep(image: Image.Image, path: ImageFile) -> None:
     """Pillow clips 16-bit and floating-point grey to white; better no image than that one."""
     if image.mode.startswith(("I", "F")):
         raise UserError(f"the image {path} has more than 8 bits per channel: convert it to 8 bits first")

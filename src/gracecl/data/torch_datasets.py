@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 
 from gracecl.data.arrays import numbered
-from gracecl.data.dataset import CHUNK, Data, with_own_statistics
+from gracecl.data.dataset import Data, chunks, with_own_statistics
 from gracecl.data.progress import progress
 from gracecl.errors import UserError
 from gracecl.inputs import Batched, Images, Inputs, Parts, inputs_of, mapped
@@ -52,12 +52,11 @@ def from_torch(
     augmentation belongs in `augment`. Inputs of more than `in_memory` bytes go into a file in `folder` (a temporary one, if left
     out) that is mapped, so that they need not fit into memory. `class_names` are those that the dataset knows, if left out.
     """
-    sets = [_Items(given, what, label) for given, what in ((dataset, "the dataset"), (test_dataset, "the test dataset"))]
+    sets = [Items(given, what, label) for given, what in ((dataset, "the dataset"), (test_dataset, "the test dataset"))]
     inputs = sets[0].inputs()
     place = folder if folder is not None or sets[0].length * inputs.bytes <= in_memory else _temporary()
     (train, train_y), (test, test_y) = (items.read(inputs, in_memory, place) for items in sets)
-    if _within_one(inputs, train, test):
-        inputs = Images(inputs.shape, dtype=inputs.dtype)
+    inputs = as_images(inputs, train, test)
     labels, names, given = numbered(
         [(train_y, "the labels", len(train)), (test_y, "the test labels", len(test))],
         sets[0].class_names if class_names is None else class_names,
@@ -66,12 +65,14 @@ def from_torch(
     return Data(title, train, labels[0], test, labels[1], with_own_statistics(inputs, train), names, tasks, labels=given)
 
 
-def _within_one(inputs: Inputs, *sets: Batched) -> bool:
-    """Whether floats are images: three dimensions, few channels, and all values in [0, 1]."""
+def as_images(inputs: Inputs, *sets: Batched) -> Inputs:
+    """Floats of three dimensions and few channels are images if all values are in [0, 1]; other inputs are themselves."""
     if isinstance(inputs, Images | Parts) or not inputs.dtype.is_floating_point:
-        return False
+        return inputs
     few = len(inputs.shape) == 3 and inputs.shape[0] in CHANNELS
-    return few and all(bool((part >= 0).all() and (part <= 1).all()) for x in sets for part in x.split(CHUNK))
+    if few and all(bool((part >= 0).all() and (part <= 1).all()) for x in sets for part in chunks(x)):
+        return Images(inputs.shape, dtype=inputs.dtype)
+    return inputs
 
 
 def _temporary() -> Path:
@@ -84,7 +85,7 @@ _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 """removed when the program ends"""
 
 
-class _Items:
+class Items:
     """A dataset of somebody else's, and how its items fall into input and label."""
 
     def __init__(self, dataset: Any, what: str, label: str | None) -> None:
@@ -138,12 +139,19 @@ class _Items:
         array = _array(x, what)
         return array[None] if array.ndim == 2 and _are_bytes(array) else array
 
-    def given(self) -> Iterator[Any]:
+    def given(self, begin: int, end: int) -> Iterator[Any]:
         """The dataset's items in order, several at a time where it has `__getitems__`, which torch's loaders use as well."""
         several = getattr(self.dataset, "__getitems__", None)
-        for start in range(0, self.length, AT_ONCE):
-            numbers = range(start, min(start + AT_ONCE, self.length))
+        for start in range(begin, end, AT_ONCE):
+            numbers = range(start, min(start + AT_ONCE, end))
             yield from several(list(numbers)) if several else (self.dataset[number] for number in numbers)
+
+    def between(self, begin: int, end: int, inputs: Inputs) -> Iterator[tuple[Batched, Any]]:
+        """Input, as a batch of one, and label of these items."""
+        for number, given in enumerate(self.given(begin, end), start=begin):
+            what = f"item {number} of {self.what}"
+            x, y = self.split(given, what)
+            yield inputs.read(_one(x), what), y
 
     def inputs(self) -> Inputs:
         """What the first item shows."""
@@ -156,10 +164,8 @@ class _Items:
         room = _mapped(inputs, self.length, Path(folder or _temporary()), self.what) if mapped_file else inputs.blank(self.length)
         labels = []
         with progress(f"reading {self.what}", self.length, "items", show=self.length >= WORTH_A_BAR) as advance:
-            for number, given in enumerate(self.given()):
-                what = f"item {number} of {self.what}"
-                x, y = self.split(given, what)
-                room[number : number + 1] = inputs.read(_one(x), what)
+            for number, (x, y) in enumerate(self.between(0, self.length, inputs)):
+                room[number : number + 1] = x
                 labels.append(y)
                 advance(1)
         return room, labels

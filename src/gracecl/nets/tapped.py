@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from gracecl.core import Taps
 from gracecl.errors import UserError
 from gracecl.functional.optim import ParameterGroup
-from gracecl.inputs import Batched, Inputs
+from gracecl.inputs import Batched, Inputs, loaded
 from gracecl.nets.growth import ClassAxis, Growth
 from gracecl.nets.mode import in_mode
 
@@ -196,7 +196,7 @@ class TappedNet(nn.Module):
                 rows = slice(start, min(start + batch, len(images)))
                 # Not inside the generator's yield: the caller's code must run under the caller's own gradient mode.
                 with torch.no_grad():
-                    x = self.inputs.normalise(images[rows].to(device))
+                    x = self.inputs.normalise(loaded(images[rows]).to(device))
                     taps = self.predict(x)
                 self.meter.count(forward=len(x) * (1 + self.mirrored))
                 yield rows, taps

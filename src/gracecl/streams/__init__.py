@@ -18,7 +18,7 @@ import torch
 from gracecl import data as datasets
 from gracecl.core import NO_TASK, Ints, StreamBatch
 from gracecl.data import Data
-from gracecl.data.loading import DOMAINS, FOLDER
+from gracecl.data.loading import DOMAINS, FOLDER, SHARDS
 from gracecl.errors import UserError
 from gracecl.files import as_path
 from gracecl.inputs import Batched
@@ -319,7 +319,8 @@ def build(expression: str, seed: int, root: str | Path | None = None) -> Stream:
     """The stream an expression such as `split-cifar100(tasks=5, classes='0-19')` names.
 
     The first words are the family (`split`, `i-blurry`), the rest the data set; `classes` and `size` go to the data, all else to
-    the family. `split-folder(path='DIR', size=32)` is a stream over any folder of images. A wrapper stands around another stream,
+    the family. `split-folder(path='DIR', size=32)` is a stream over any folder of images, `split-shards(path='DIR')` one over
+    shards. A wrapper stands around another stream,
     `noisy(split-digits(tasks=5), 0.2)`, or before a data set, where it is around its split stream: `noisy-digits(0.2, tasks=5)`.
     """
     family, dataset, picked = _read(spec.parse_call(expression))
@@ -329,7 +330,7 @@ def build(expression: str, seed: int, root: str | Path | None = None) -> Stream:
 def check(expression: str) -> None:
     """Refuse an expression that names no stream or data set, or options that they do not have; no data is loaded."""
     family, dataset, picked = _read(spec.parse_call(expression))
-    if not dataset.startswith((FOLDER, DOMAINS)):
+    if not dataset.startswith((FOLDER, DOMAINS, SHARDS)):
         known_sets.get(dataset)
     spec.check_options(datasets.load, dataset, picked)
     _ = family.options  # which checks them
@@ -369,8 +370,10 @@ def _read_family(call: spec.Call, name: str, dataset: str, of_data: bool) -> tup
         raise UserError(f"unknown stream '{call.name}': the data set is missing, as in {name.replace('_', '-')}-cifar100")
     options = dict(call.kwargs)
     picked: dict[str, Any] = {option: options.pop(option) for option in ("classes", "size") if option in options}
-    if dataset == "folder":
+    if dataset in ("folder", "shards"):
         if "path" not in options:
-            raise UserError(f"{call.name} needs the folder of images: {name.replace('_', '-')}-folder(path='DIR')")
-        dataset = f"{DOMAINS if name == 'domain' else FOLDER}{options.pop('path')}"
+            what = "the folder of images" if dataset == "folder" else "the folder that 'gracecl data pack' made"
+            raise UserError(f"{call.name} needs {what}: {name.replace('_', '-')}-{dataset}(path='DIR')")
+        place = SHARDS if dataset == "shards" else DOMAINS if name == "domain" else FOLDER
+        dataset = f"{place}{options.pop('path')}"
     return Family(spec.Call(name, call.args, options)), dataset, picked

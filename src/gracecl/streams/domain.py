@@ -19,6 +19,7 @@ from gracecl.data import Data
 from gracecl.data.domains import Domains
 from gracecl.errors import UserError
 from gracecl.images.domains import CORRUPTIONS, TEST_IMAGES, Corrupted, DomainView, Permuted, Plain, Rotated
+from gracecl.inputs import TensorTree
 from gracecl.machine import check_room
 from gracecl.registry import nearest, normal, spec, streams
 from gracecl.registry.spec import AtLeast, Within
@@ -78,7 +79,7 @@ def domain(
     spec.check_options(domain, "domain", given)
     if isinstance(data, Domains):
         return of_folders(data, seed, batch, marked)
-    if not isinstance(data.train_x, torch.Tensor) or data.train_x.ndim != 4 or data.train_x.dtype != torch.uint8:
+    if isinstance(data.train_x, TensorTree) or data.train_x.ndim != 4 or data.train_x.dtype != torch.uint8:
         raise UserError(f"domain: {data.name} holds no images of bytes, which rotations, permutations and corruptions need")
     views = views_of(kind, data, seed, tasks, identity, angles, corruptions, severity)
     images = np.arange(len(data.train_y))

@@ -9,6 +9,7 @@ import numpy as np
 
 from gracecl.engine.engine import Engine
 from gracecl.engine.loop import Callbacks, Loop, Timing, check_marks
+from gracecl.engine.read_ahead import read_ahead
 from gracecl.errors import Caution
 from gracecl.lab.runs.recorder import Recorder
 from gracecl.registry.options import RunOptions
@@ -45,7 +46,7 @@ class Trainer(Loop):
         options = asked or RunOptions()
         super().__init__(
             engine,
-            stream.batch,
+            read_ahead(stream),
             steps=len(stream),
             log=recorder,
             test=stream,
