@@ -22,6 +22,7 @@ PARTS = {
     "avalanche": "Avalanche's replay against ours (needs the extra gracecl[avalanche])",
     "methods": "every method's step against bare passes over as many images",
     "authors": "MOSE's step against its authors' own program (needs a checkout of it, --mose PATH)",
+    "closed": "closed forms that predict after every batch, against the trunk's own passes (needs gracecl[efficientnet])",
     "choices": "layouts, precisions, compilation, optimizers, threads and allocators against the defaults",
 }
 TEXTS = {

@@ -117,6 +117,8 @@ class Progress:
     """classes met in the current task"""
     marked: bool = True
     """whether the task is the stream's word; False where it was guessed from labels"""
+    evaluating: bool = True
+    """False while rules are prepared for predictions between evaluations, for a method whose `traits.approximates`"""
 
     @property
     def old(self) -> tuple[int, ...]:

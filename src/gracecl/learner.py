@@ -300,9 +300,9 @@ class Learner:
             return as_labels([default] * len(x))
         return self.labels.named(self._numbers_of(x, rule))
 
-    def _numbers_of(self, x: Images, rule: str | None) -> Ints:
+    def _numbers_of(self, x: Images, rule: str | None, exact: bool = False) -> Ints:
         """The class number that is predicted for each image."""
-        return np.concatenate([columns[scores.argmax(dim=1)].cpu().numpy() for scores, columns in self._scores(x, rule)])
+        return np.concatenate([columns[scores.argmax(dim=1)].cpu().numpy() for scores, columns in self._scores(x, rule, exact)])
 
     @property
     def _nothing_learned(self) -> bool:
@@ -358,7 +358,7 @@ class Learner:
             if len(wrong):
                 raise UserError(f"tasks are numbers from 0 to {MOST_TASKS - 1:,}, and one of them is {wrong[0]}")
             numbers = named.astype(np.int64)
-        right = 100.0 * (self._numbers_of(images, rule) == labels)
+        right = 100.0 * (self._numbers_of(images, rule, exact=True) == labels)
         with np.errstate(invalid="ignore"):
             per_task = np.bincount(numbers, weights=right) / np.bincount(numbers)
         return Accuracy(float(right.mean()), per_task, rule or self.engine.chain.rule)
@@ -426,12 +426,12 @@ class Learner:
         declared = "" if self.labels.open else f" of {self.classes}"
         return f"Learner({self.method!r}, {len(progress.seen)}{declared} classes met in {progress.step} steps)"
 
-    def _scores(self, x: Images, rule: str | None) -> list[tuple[Tensor, Tensor]]:
+    def _scores(self, x: Images, rule: str | None, exact: bool = False) -> list[tuple[Tensor, Tensor]]:
         if rule is not None and not isinstance(rule, str):
             raise UserError(f"rule is a name such as 'linear_last', not {rule!r}")
         if self._engine is None:
             raise UserError(NOTHING_LEARNED)
-        net, images = self.engine.ready_to_predict(), self._read(x)
+        net, images = self.engine.ready_to_predict(exact), self._read(x)
         self._name_unmet_classes()
         return [
             seen_scores(self.engine.chain, out, self.engine.progress, rule or self.engine.chain.rule)

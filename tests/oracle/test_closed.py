@@ -139,7 +139,7 @@ def test_state_holds_no_image_and_does_not_grow() -> None:
         learn(few, *data(20))
         learn(many, *data(60), batches=4)
         sizes = [
-            {name: tuple(value.shape) for part in engine.chain.state_dict() for name, value in flat(part)} for engine in (few, many)
+            {name: tuple(np.shape(value)) for part in engine.chain.state_dict() for name, value in flat(part)} for engine in (few, many)
         ]
         assert sizes[0] == sizes[1]
 
@@ -578,28 +578,108 @@ def test_images_held_out_are_merged_too() -> None:
 # Predictions while the stream goes on.
 
 
-def test_a_refreshed_solution_is_that_of_its_last_interval() -> None:
-    """Made anew at every 20th image and when a class is new; it goes with the checkpoint."""
-    x, y = data()
-    order = np.concatenate([np.arange(10), 10 + np.random.default_rng(0).permutation(50)])
-    x, y, test = x[order], y[order], data(10, seed=5)[0]
-    engine = engine_of("closed(solver='ridge', refresh=20)")
-    for start in range(0, 60, 6):
-        learn(engine, x[start : start + 6], y[start : start + 6])
-        now = start + 6
-        solved_at = max(at for at in range(6, now + 1, 6) if at == 6 or at // 20 > (at - 6) // 20)
-        close(scores(engine, test), scores(learned("closed(solver='ridge')", x[:solved_at], y[:solved_at]), test))
-    second = engine_of("closed(solver='ridge', refresh=20)")
-    second.load_state_dict(engine.state_dict())
-    np.testing.assert_array_equal(scores(second, test), scores(engine, test))
+def between(engine: Engine, x: np.ndarray) -> np.ndarray:
+    """`[L, B, C]`: scores as they are predicted while the stream goes on."""
+    [(_, out)] = engine.ready_to_predict(exact=False).sweep(torch.from_numpy(x)[:, :, None, None])
+    [found] = engine.chain.rules(out).values()
+    return found.numpy()
 
 
-def test_a_new_class_is_predicted_from_its_first_batch() -> None:
+def shuffled(n: int = 60, first: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    """Data of which the first images hold every class twice."""
+    x, y = data(n)
+    order = np.concatenate([np.arange(first), first + np.random.default_rng(0).permutation(n - first)])
+    return x[order], y[order]
+
+
+@pytest.mark.parametrize("option", ["", ", refresh=20", ", refresh=0"])
+@pytest.mark.parametrize("solver", ["lda", "ridge"])
+def test_predictions_between_evaluations_are_those_of_the_last_solution(solver: str, option: str) -> None:
+    """Which is made anew when it is stale; an evaluation is always of all images, and leaves that solution alone."""
+    x, y = shuffled()
+    test, text = data(10, seed=5)[0], f"closed(solver='{solver}', map='relu', size=60{option})"
+    engine, solved_at, chosen_at, share = engine_of(text), 0, 0, None
+    for now in range(6, 61, 6):
+        learn(engine, x[now - 6 : now], y[now - 6 : now])
+        stale = now - solved_at >= {"": max(1, now / 10), ", refresh=20": 20, ", refresh=0": 1}[option]
+        if stale or not set(y[:now]) <= set(y[:solved_at]):
+            solved_at = now
+        exact = learned(f"closed(solver='{solver}', map='relu', size=60)", x[:solved_at], y[:solved_at])
+        method = exact.chain.learner
+        if solver == "ridge" and option != ", refresh=0" and solved_at == now:
+            ridge = method.ridge(method.sums)
+            if now >= 2 * chosen_at:
+                share, chosen_at = method.ridges() / ridge.scale, now
+            expected = ridge.at(share * ridge.scale)(method.mapped(torch.from_numpy(test)[None])).numpy()
+        elif solved_at == now:
+            expected = scores(exact, test)
+        close(between(engine, test), expected)
+        close(scores(engine, test), scores(learned(text, x[:now], y[:now]), test))
+        close(between(engine, test), expected)
+    assert solved_at == {"": 60, ", refresh=20": 54, ", refresh=0": 60}[option]
+
+
+def test_few_features_make_a_solution_stale_sooner() -> None:
+    """A tenth of 8 features is less than one image."""
+    x, y = shuffled()
+    engine, test = engine_of("closed(solver='ridge')"), data(10, seed=5)[0]
+    for now in range(30, 35):
+        learn(engine, x[now - 30 if now == 30 else now - 1 : now], y[now - 30 if now == 30 else now - 1 : now])
+        between(engine, test)
+        assert engine.chain.learner.solved_at == now
+
+
+@pytest.mark.parametrize("expression", ["closed(solver='ridge', map='relu', size=90)", "closed(temperature=True)"])
+def test_a_resumed_learner_predicts_the_same_bits(expression: str) -> None:
+    x, y = shuffled()
+    test, whole = data(10, seed=5)[0], engine_of(expression)
+    for now in range(4, 61, 4):
+        learn(whole, x[now - 4 : now], y[now - 4 : now])
+        second = engine_of(expression)
+        second.load_state_dict(whole.state_dict())
+        np.testing.assert_array_equal(between(second, test), between(whole, test))
+        assert_same(second.state_dict(), whole.state_dict(), "the state after a prediction")
+
+
+def test_predictions_change_nothing_that_learning_depends_on() -> None:
+    x, y = shuffled()
+    asked, left = (engine_of("closed(solver='ridge', temperature=True)") for _ in range(2))
+    for now in range(4, 61, 4):
+        for engine in (asked, left):
+            learn(engine, x[now - 4 : now], y[now - 4 : now])
+        between(asked, x[:3])
+    assert_same(asked.chain.state_dict(), left.chain.state_dict(), "the state")
+
+
+def test_a_new_class_is_predicted_from_its_first_image() -> None:
     x, y = data()
     engine = engine_of("closed(refresh=1000)")
-    learn(engine, x[y == 0], y[y == 0])
-    learn(engine, x[y == 1], y[y == 1])
-    assert np.isfinite(scores(engine, x[:3])[..., :2]).all()
+    for label, images in ((0, 20), (1, 1), (2, 1)):
+        rows = np.flatnonzero(y == label)[:images]
+        learn(engine, x[rows], y[rows])
+        found = between(engine, x[:3])
+        assert np.isfinite(found[..., : label + 1]).all()
+        assert np.isneginf(found[..., label + 1 :]).all()
+
+
+def test_a_learner_saved_by_an_earlier_version_is_read() -> None:
+    """It has no solution of its own yet."""
+    x, y = data()
+    old, new = learned("closed()", x, y), engine_of("closed()")
+    state = old.state_dict()
+    for name in ("recent", "solved_at", "share", "chosen_at"):
+        del state["method"][0][name]
+    new.load_state_dict(state | {"method": [state["method"][0] | {"refreshed": {}}]})
+    np.testing.assert_array_equal(between(new, x[:3]), scores(old, x[:3]))
+
+
+def test_a_merged_learner_has_no_solution_from_before() -> None:
+    x, y = data()
+    whole, here, there = (learned("closed(refresh=1000)", x[rows], y[rows]) for rows in (slice(None), slice(0, 25), slice(25, None)))
+    between(here, x[:9])
+    here.chain.learner.merge(there.chain.learner)
+    here.invalidate_predictions()
+    close(between(here, x[:9]), scores(whole, x[:9]))
 
 
 def log_loss(scores: np.ndarray, y: np.ndarray, temperature: float = 1.0) -> float:
@@ -628,18 +708,17 @@ def test_log_losses_of_temperatures_by_a_loop() -> None:
     x, y = data()
     order = np.random.default_rng(4).permutation(60)
     x, y = x[order], y[order]
-    engine = engine_of("closed(solver='ridge', temperature=True, refresh=20)")
+    engine = engine_of("closed(solver='ridge', shrink=0.5, temperature=True, refresh=20)")
     expected, solved_at = np.zeros(33), 0
     for start in range(0, 60, 5):
         rows, met = np.arange(start, start + 5), np.unique(y[:solved_at])
         known = rows[np.isin(y[rows], met)]
         if len(known):
-            last = scores(learned("closed(solver='ridge')", x[:solved_at], y[:solved_at]), x[known])[0][:, met]
+            last = scores(learned("closed(solver='ridge', shrink=0.5)", x[:solved_at], y[:solved_at]), x[known])[0][:, met]
             own = np.searchsorted(met, y[known])
             expected = 0.99 * expected + [len(known) * log_loss(last, own, 10**power) for power in np.linspace(-2, 2, 33)]
-        new = not set(y[rows]) <= set(y[:start])
         learn(engine, x[rows], y[rows])
-        if new or (start + 5) // 20 > start // 20:
+        if start + 5 - solved_at >= 20 or not set(y[rows]) <= set(y[:solved_at]):
             solved_at = start + 5
     close(engine.chain.learner.log_losses[0].numpy(), expected, 1e-7)
 

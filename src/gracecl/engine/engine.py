@@ -93,6 +93,8 @@ class Engine:
         self.predictor = net
         """the net that predicts at the step `ready_at`"""
         self.ready_at = -1
+        self.ready_exactly = True
+        """whether it predicts as evaluations want it, or as the learner does between them"""
         self._generators: dict[str, rng.Reseeded] = {}
         net.train()
 
@@ -264,11 +266,14 @@ class Engine:
 
     # Inference.
 
-    def ready_to_predict(self) -> TappedNet:
-        """Return the net to predict with, after the method prepared its rules: once per step."""
+    def ready_to_predict(self, exact: bool = True) -> TappedNet:
+        """Return the net to predict with, after the method prepared its rules: once per step.
+
+        Evaluations are exact. Predictions while the stream goes on need not be, where the method approximates them.
+        """
         if not self.progress.seen:
             raise UserError(NOTHING_LEARNED)
-        self.get_ready()
+        self.get_ready(exact)
         while fit := self.unfinished_fit:
             self.step_fit(fit)
         return self.predictor if self.fit is None else self.fit.net
@@ -277,18 +282,19 @@ class Engine:
         """Discard cached class means and fits; they are made again before the next prediction."""
         self.ready_at = -1
 
-    def get_ready(self) -> None:
+    def get_ready(self, exact: bool = True) -> None:
         """Begin what predictions need, once per step. Where that is a fit, it is left to be stepped to its end."""
-        if self.ready_at == self.progress.step:
+        exact = exact or not self.chain.traits.approximates
+        if self.ready_at == self.progress.step and self.ready_exactly == exact:
             return
         self.check_finite()
         with torch.inference_mode(False), torch.no_grad():  # a fit's net must be trainable, wherever predictions are asked for
             self.predictor = self.chain.eval_net(self.net)
-            self.fit = self.chain.before_eval(self.predictor, self.memories, self.progress)
+            self.fit = self.chain.before_eval(self.predictor, self.memories, replace(self.progress, evaluating=exact))
         if self.fit is not None:
             scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
             self.fit.begin(rng.key(self.seed, "fit", self.progress.step), scaler)
-        self.ready_at = self.progress.step
+        self.ready_at, self.ready_exactly = self.progress.step, exact
 
     @property
     def unfinished_fit(self) -> Fit | None:

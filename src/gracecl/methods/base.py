@@ -63,6 +63,9 @@ class Traits:
     """whether classes that were declared and never met leave all its losses and statistics alone, so that it learns the same with
     a head that grows as with one declared larger; plain cross-entropy spans every output. None is False for a learner and True
     for what is added to it or stands around it"""
+    approximates: bool = False
+    """whether `before_eval` may prepare predictions between evaluations (`progress.evaluating` is False) from a little less than
+    all that was learned, since solving after each batch would cost too much; it then keeps what it prepared in its state"""
     order: Callable[[Stream], Stream] | None = None
     """the order in which a bound sees the stream's images; None is the stream's own"""
 
@@ -368,6 +371,7 @@ def combined(traits: list[Traits]) -> Traits:
         trains=traits[0].trains,
         attention=any(of_part.attention for of_part in traits),
         met_only=bool(traits[0].met_only) and all(of_part.met_only is not False for of_part in traits),
+        approximates=traits[0].approximates,
         order=traits[0].order,
     )
 

@@ -18,17 +18,19 @@ what it does not do.
 The same images in any order and any batches give the same scores to 1e-9, and `gracecl.merge(a, b)` adds what two learners know.
 Three options depend on the order: gamma='first' (the first batch), shrink='held_out' (every fifth image), temperature=True.
 
-With refresh=0 predictions are exact at each step and each evaluation solves anew. For predictions after every batch give
-refresh=200: the solution is then made anew at every 200th image and when a class is new, and it is a part of the state, so that a
-resumed learner predicts the same bits. temperature=True divides scores by a running temperature: each batch, before it is added, is
-scored by the last solution (of every 100th image, unless refresh is given), and that with the least decayed log loss is used.
+Evaluations solve anew. Predictions while the stream goes on (`Learner.predict`, prequential ones) take the last solution that was
+made for one until it is stale: a class is new, or as many images came as a tenth of all so far or a tenth of M, whichever is less
+(refresh=200: 200 images; refresh=0: any). λ is then chosen anew where the images have doubled since. That solution is a part of the
+state, so that a resumed learner predicts the same bits. temperature=True divides scores by a running temperature: each batch,
+before it is added, is scored by the last solution, and that with the least decayed log loss is used; the solution is then made anew
+whenever it is stale, asked for or not.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -44,6 +46,7 @@ from gracecl.machine import check_room
 from gracecl.memory import Memories
 from gracecl.methods.base import Traits
 from gracecl.methods.closed_form import BYTES_OF_A_DOUBLE, ClosedForm
+from gracecl.methods.state import saved
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods
 from gracecl.registry.spec import Above, AtLeast
@@ -54,7 +57,8 @@ DECAY = 0.99
 """of log losses, per batch"""
 PREFER_1 = 1e-6
 """times the square of the temperature's power of ten is added to log losses that cannot tell temperatures apart"""
-CALIBRATE_EVERY = 100
+STALE_SHARE = 0.1
+"""of the images so far or of M: that many new ones make a solution stale"""
 SHRINKS = {"ncm": ("auto",), "lda": ("auto", "oas"), "ridge": ("auto", "evidence", "gcv", "held_out")}
 
 
@@ -93,10 +97,10 @@ class Closed(ClosedForm):
     """draws of the map, whose softmaxes are averaged"""
     temperature: bool = False
     """divide scores by a running temperature, so that their softmax are probabilities"""
-    refresh: Annotated[int, AtLeast(0)] = 0
-    """images between two solutions while the stream goes on; 0 solves before each evaluation"""
+    refresh: Annotated[int, AtLeast(0)] | Literal["auto"] = "auto"
+    """new images that make the solution stale which predictions between evaluations take; auto is a tenth of all, or of M if less"""
 
-    state: ClassVar[tuple[str, ...]] = ("held_out", "refreshed", "log_losses", "gammas")
+    state: ClassVar[tuple[str, ...]] = ("held_out", "recent", "solved_at", "share", "chosen_at", "log_losses", "gammas")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,7 +114,7 @@ class Closed(ClosedForm):
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]
-        return Traits(trains="never", met_only=True, all_taps=self.features in ("mean", "concat"))
+        return Traits(trains="never", met_only=True, approximates=True, all_taps=self.features in ("mean", "concat"))
 
     @property
     def family(self) -> str:
@@ -139,7 +143,7 @@ class Closed(ClosedForm):
             self.phase = (2 * math.pi * torch.rand(layers, 1, size, dtype=torch.float64)).to(device)
         self.begin(layers, size, each_class=self.weights == "exact")
         self.held_out = self.new_sums(layers, size) if self.shrink == "held_out" else Sums(0, net.classes, 0, device)
-        self.refreshed = Linear.of_nothing(layers if self.interval else 0, size, net.classes, device)
+        self.forget_solution()
         self.log_losses = torch.zeros(layers, len(TEMPERATURES), dtype=torch.float64, device=device)
         self.gammas = torch.zeros(layers, dtype=torch.float64, device=device)
         if not isinstance(self.gamma, str):
@@ -179,7 +183,7 @@ class Closed(ClosedForm):
             z = self.chosen(features)
             spread = z.shape[-1] * z.var(dim=(1, 2), correction=0)
             self.gammas = (1 / torch.where(spread > 0, spread, z.shape[-1])).repeat_interleave(self.members)
-        h, before = self.mapped(features), len(self.sums) + len(self.held_out)
+        h, before = self.mapped(features), self.images
         if self.temperature:
             self.calibrate(h, labels)
         if self.shrink == "held_out":
@@ -189,25 +193,21 @@ class Closed(ClosedForm):
                     sums.add(h[:, torch.from_numpy(rows).to(h.device)], labels[rows])
         else:
             self.sums.add(h, labels)
-        if self.interval and self.due(before, before + len(labels), labels):
-            self.refreshed = self.solve()
+        if self.temperature and self.stale:
+            self.renew()
 
     @property
-    def interval(self) -> int:
-        """Images between two solutions while the stream goes on; 0 is none."""
-        return self.refresh or (CALIBRATE_EVERY if self.temperature else 0)
-
-    def due(self, before: int, now: int, labels: Ints) -> bool:
-        """Whether another interval is over, or a class is not in the last solution."""
-        return before // self.interval < now // self.interval or not self.refreshed.known[torch.from_numpy(labels)].all()
+    def images(self) -> int:
+        """n, of those held out too."""
+        return len(self.sums) + len(self.held_out)
 
     def calibrate(self, h: Tensor, labels: Ints) -> None:
         """Add the log losses of a batch under the last solution, at each temperature, of the classes that this knew."""
         y = torch.from_numpy(labels).to(h.device)
-        rows = self.refreshed.known.to(h.device)[y].nonzero().squeeze(1)
+        rows = self.recent.known[y].nonzero().squeeze(1)
         if len(rows) == 0:
             return
-        scores = self.scored(self.refreshed, h[:, rows])
+        scores = self.scored(self.recent, h[:, rows])
         log_p = (scores / TEMPERATURES.to(h.device)[:, None, None, None]).log_softmax(dim=-1)  # [T, L, B, C]
         own = log_p.gather(-1, y[rows].expand(*log_p.shape[:2], -1)[..., None]).squeeze(-1)
         self.log_losses = DECAY * self.log_losses - own.sum(dim=-1).T
@@ -218,8 +218,9 @@ class Closed(ClosedForm):
         super().merge(other, numbers)
         self.held_out.merge(other.held_out, numbers)
         self.log_losses = self.log_losses + other.log_losses
-        if self.interval:
-            self.refreshed = self.solve()
+        self.forget_solution()
+        if self.temperature:
+            self.renew()
 
     # Predictions.
 
@@ -263,7 +264,48 @@ class Closed(ClosedForm):
         return choose(self.ridge(self.sums) if ridge is None else ridge)
 
     def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> None:
-        self.solution = self.refreshed if self.refresh else self.solve()
+        if progress.evaluating:
+            self.solution = self.solve()
+            return
+        if not self.temperature and self.stale:
+            self.renew()
+        self.solution = self.recent
+
+    # The solution that is taken while the stream goes on.
+
+    def forget_solution(self) -> None:
+        """Begin without one."""
+        layers, classes, size = self.sums.means.shape
+        self.recent = Linear.of_nothing(layers, size, classes, self.sums.counts.device)
+        self.solved_at, self.chosen_at = 0, 0  # images
+        self.share = self.sums.means.new_ones(layers)
+        """λ as a multiple of the scale of features, as it was chosen last"""
+
+    @property
+    def stale(self) -> bool:
+        """Whether a class is not in the last solution, or many images are not."""
+        images, size = self.images, self.sums.means.shape[2]
+        enough = STALE_SHARE * min(images, size) if self.refresh == "auto" else self.refresh
+        unknown = (self.sums.counts > 0) & ~self.recent.known
+        return bool(unknown.any()) or images - self.solved_at >= max(1, enough)
+
+    def renew(self) -> None:
+        """Solve for the images so far; λ stays the same share of the scale until they have doubled."""
+        if self.solver != "ridge" or not isinstance(self.shrink, str) or self.refresh == 0:
+            self.recent = self.solve()
+        else:
+            ridge = self.ridge(self.all_sums)
+            chosen = self.share * ridge.scale
+            if self.images >= 2 * self.chosen_at:
+                chosen = self.ridges(ridge)
+                self.share, self.chosen_at = chosen / ridge.scale, self.images
+            self.recent = ridge.at(chosen)
+        self.solved_at = self.images
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "solved_at" not in state:  # saved by 0.2.0
+            state = state | {name: saved(getattr(self, name)) for name in ("recent", "solved_at", "share", "chosen_at")}
+        super().load_state_dict(state)
 
     def scored(self, solution: Linear, h: Tensor) -> Tensor:
         """`[L · members, B, C]`, at temperature 1."""

@@ -37,8 +37,8 @@ class RanPAC(Preset):
     """M, the number of random features; the paper's is 10000"""
     ridge: Annotated[float, Above(0)] | Literal["held_out"] | None = None
     """λ; None chooses it by evidence at each evaluation, held_out by the error on every fifth image"""
-    refresh: Annotated[int, AtLeast(0)] = 0
-    """images between two solutions while the stream goes on; 0 solves before each evaluation"""
+    refresh: Annotated[int, AtLeast(0)] | Literal["auto"] = "auto"
+    """new images that make the solution stale which predictions between evaluations take; auto is a tenth of all, or of M if less"""
 
     def closed(self) -> Closed:
         return Closed(
