@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks import avalanche, memory, startup
+from benchmarks import avalanche, closed, memory, startup
 from benchmarks.measure import Row
 from gracecl.errors import UserError
 
@@ -82,3 +82,11 @@ def test_avalanche_rows_compare_equal_steps() -> None:
         assert row.sense == "at least"
         assert row.details["images_held"] == row.details["images_held_against"] == slots
         assert row.details["images_per_step"] == row.details["images_per_step_against"] == 2 * avalanche.BATCH
+
+
+@pytest.mark.slow
+def test_closed_rows() -> None:
+    rows = list(closed.rows(quick=True))
+    check_rows(rows)
+    assert [row.name for row in rows] == ["prequential, ranpac(projections=50)", "prequential, closed()", "one row of 20 numbers, closed()"]
+    assert all(row.ratio > 1 for row in rows[:2]), "two passes of the trunk against one"
