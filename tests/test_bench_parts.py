@@ -88,5 +88,9 @@ def test_avalanche_rows_compare_equal_steps() -> None:
 def test_closed_rows() -> None:
     rows = list(closed.rows(quick=True))
     check_rows(rows)
-    assert [row.name for row in rows] == ["prequential, ranpac(projections=50)", "prequential, closed()", "one row of 20 numbers, closed()"]
+    assert [row.name for row in rows] == [
+        "prequential, ranpac(projections=50)",
+        "prequential, closed()",
+        "one row of 20 numbers, closed()",
+    ]
     assert all(row.ratio > 1 for row in rows[:2]), "two passes of the trunk against one"

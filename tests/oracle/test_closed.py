@@ -139,7 +139,8 @@ def test_state_holds_no_image_and_does_not_grow() -> None:
         learn(few, *data(20))
         learn(many, *data(60), batches=4)
         sizes = [
-            {name: tuple(np.shape(value)) for part in engine.chain.state_dict() for name, value in flat(part)} for engine in (few, many)
+            {name: tuple(np.shape(value)) for part in engine.chain.state_dict() for name, value in flat(part)}
+            for engine in (few, many)
         ]
         assert sizes[0] == sizes[1]
 
@@ -675,7 +676,9 @@ def test_a_learner_saved_by_an_earlier_version_is_read() -> None:
 
 def test_a_merged_learner_has_no_solution_from_before() -> None:
     x, y = data()
-    whole, here, there = (learned("closed(refresh=1000)", x[rows], y[rows]) for rows in (slice(None), slice(0, 25), slice(25, None)))
+    whole, here, there = (
+        learned("closed(refresh=1000)", x[rows], y[rows]) for rows in (slice(None), slice(0, 25), slice(25, None))
+    )
     between(here, x[:9])
     here.chain.learner.merge(there.chain.learner)
     here.invalidate_predictions()

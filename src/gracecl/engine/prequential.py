@@ -72,7 +72,7 @@ def predict(engine: Engine, batch: StreamBatch, probabilities: bool = False) -> 
     if not engine.progress.seen:
         no_chance = np.zeros(len(labels)) if probabilities else None
         return Predictions(labels, np.full(len(labels), NO_PREDICTION, np.int64), no_chance, no_chance)
-    net = engine.ready_to_predict()
+    net = engine.ready_to_predict(exact=False)
     classes, largest, of_label = [], [], []
     for rows, out in net.sweep(batch.x):
         scores, columns = seen_scores(engine.chain, out, engine.progress, rule)

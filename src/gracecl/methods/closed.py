@@ -98,7 +98,7 @@ class Closed(ClosedForm):
     temperature: bool = False
     """divide scores by a running temperature, so that their softmax are probabilities"""
     refresh: Annotated[int, AtLeast(0)] | Literal["auto"] = "auto"
-    """new images that make the solution stale which predictions between evaluations take; auto is a tenth of all, or of M if less"""
+    """new images after which predictions between evaluations take a new solution; auto is a tenth of all, or of M if less"""
 
     state: ClassVar[tuple[str, ...]] = ("held_out", "recent", "solved_at", "share", "chosen_at", "log_losses", "gammas")
 

@@ -38,7 +38,7 @@ class RanPAC(Preset):
     ridge: Annotated[float, Above(0)] | Literal["held_out"] | None = None
     """λ; None chooses it by evidence at each evaluation, held_out by the error on every fifth image"""
     refresh: Annotated[int, AtLeast(0)] | Literal["auto"] = "auto"
-    """new images that make the solution stale which predictions between evaluations take; auto is a tenth of all, or of M if less"""
+    """new images after which predictions between evaluations take a new solution; auto is a tenth of all, or of M if less"""
 
     def closed(self) -> Closed:
         return Closed(
