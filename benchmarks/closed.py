@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,17 +37,16 @@ def after_each_batch(method: str, pixels: int, batches: int, aim: float | None) 
     labels[:CLASSES] = np.arange(CLASSES)
     learner.learn(images[:FIRST], labels[:FIRST])
     learner.predict(images[:BATCH])
-    ratios, trunk, whole = [], 0.0, 0.0
+    trunk, whole = 0.0, 0.0
     for start in range(FIRST, len(images), BATCH):
         x, y = images[start : start + BATCH], labels[start : start + BATCH]
-        trunk += seconds(lambda x=x: list(learner.net.sweep(x)))
-        whole += seconds(lambda x=x, y=y: (learner.predict(x), learner.learn(x, y)))
-        ratios.append(whole / trunk)
+        trunk += seconds(list, learner.net.sweep(x))
+        whole += seconds(learner.predict, x) + seconds(learner.learn, x, y)
     return row(
         f"prequential, {method}",
         f"predict and learn {batches} batches of {BATCH} images of {pixels} px, solutions included, after {FIRST} images",
         "the trunk's pass over them",
-        ratios[-1],
+        whole / trunk,
         aim,
         seconds=whole / batches,
         seconds_against=trunk / batches,
@@ -63,7 +63,7 @@ def of_vectors(method: str, width: int, rounds: int) -> Row:
         for start in range(100):
             learner.learn(x[start], y[start])
         learner.predict(x[0])
-        return seconds(lambda: [(learner.predict(x[at]), learner.learn(x[at], y[at])) for at in range(100, 100 + rounds)])
+        return sum(seconds(learner.predict, x[at]) + seconds(learner.learn, x[at], y[at]) for at in range(100, 100 + rounds))
 
     a, b = run(ours), run(least)
     return row(
@@ -77,7 +77,7 @@ def of_vectors(method: str, width: int, rounds: int) -> Row:
     )
 
 
-def seconds(work: Callable[[], object]) -> float:
+def seconds(work: Callable[..., object], *given: Any) -> float:
     started = time.perf_counter()
-    work()
+    work(*given)
     return time.perf_counter() - started
