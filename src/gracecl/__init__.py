@@ -19,6 +19,7 @@ _HOME = {
     "UserError": "gracecl.errors",
     "Images": "gracecl.inputs",
     "Inputs": "gracecl.inputs",
+    "embed": "gracecl.embedding",
     "from_arrays": "gracecl.data",
     "from_torch": "gracecl.data",
     "load_runs": "gracecl.lab.report.frames",
@@ -42,6 +43,7 @@ __all__ = [
     "StopTraining",
     "UserError",
     "Wrapper",
+    "embed",
     "from_arrays",
     "from_torch",
     "load_runs",
@@ -55,6 +57,7 @@ __all__ = [
 if TYPE_CHECKING:
     from gracecl.controllers.feedback import Feedback
     from gracecl.data import from_arrays, from_torch, pack
+    from gracecl.embedding import embed
     from gracecl.engine.loop import Callback, StopTraining
     from gracecl.errors import UserError
     from gracecl.inputs import Images, Inputs

@@ -42,6 +42,8 @@ class Data:
     """the usual number of tasks of its split stream"""
     labels: tuple[Hashable, ...] | None = field(default=None, kw_only=True)
     """the labels of the classes as they were given, where they are no class numbers"""
+    origin: str | None = field(default=None, kw_only=True)
+    """of features: a digest of the net, its weights, the images and how the net saw them"""
 
     @property
     def classes(self) -> int:
@@ -68,8 +70,10 @@ class Data:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over shapes, types, labels and values: equal when two sets hold the same examples in the same order."""
-        digest = hashlib.sha256()
+        """SHA-256 over shapes, types, labels and values: equal when two sets hold the same examples in the same order, and
+        features are of the same origin.
+        """
+        digest = hashlib.sha256((self.origin or "").encode())
         for x, y in ((self.train_x, self.train_y), (self.test_x, self.test_y)):
             for number, (place, leaf) in enumerate(leaves(x)):
                 kind = "" if leaf.dtype == torch.uint8 and not place else f"{place}{leaf.dtype}"  # bytes were alone once

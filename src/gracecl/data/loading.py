@@ -14,13 +14,15 @@ import numpy as np
 import torch
 
 from gracecl.data.cache import decoded, files_key
-from gracecl.data.dataset import Data
+from gracecl.data.dataset import Data, Labels
 from gracecl.data.domains import domains_of, from_domain_folders
 from gracecl.data.download import fetch_source
+from gracecl.data.features import from_features
 from gracecl.data.folder import from_folder
 from gracecl.data.locations import cache_folder, data_root
 from gracecl.data.shards import damaged_shards, from_shards, is_packed
 from gracecl.data.source import Source
+from gracecl.data.unread import Unread
 from gracecl.errors import UserError
 from gracecl.inputs import Images
 from gracecl.registry import datasets
@@ -28,7 +30,9 @@ from gracecl.registry.spec import parse_numbers
 
 log = logging.getLogger(__name__)
 
-FOLDER, DOMAINS, SHARDS = "folder:", "domains:", "shards:"
+FOLDER, DOMAINS, SHARDS, FEATURES = "folder:", "domains:", "shards:", "features:"
+PLACES = (FOLDER, DOMAINS, SHARDS, FEATURES)
+"""what stands before the path of data that have no name"""
 
 
 def load(
@@ -40,16 +44,19 @@ def load(
     mmap_bytes: int | None = None,
 ) -> Data:
     """A data set by name (`gracecl list datasets`), `folder:PATH` for a folder of images, `domains:PATH` for one per domain, or
-    `shards:PATH` for what `pack` made.
+    `shards:PATH` for what `pack` made, `features:PATH` for a file of features.
 
     It is looked for in `root`, else $GRACECL_DATA, else the user's cache. `classes` ("0-19", "0,3,7" or numbers) picks classes
     and numbers them anew in the order given; a selection is held in memory, unless it is of shards. `size` asks for another,
     square resolution. Arrays above `mmap_bytes` (else $GRACECL_MMAP_BYTES, else 1 GB) are memory-mapped. `tasks` stays the
     usual number even if it does not divide the classes picked; a stream then asks for another.
     """
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-        raise UserError(f"size must be a whole number of pixels, not {size!r}")
-    if name.startswith(FOLDER):
+    _check_size(size)
+    if name.startswith(FEATURES):
+        if size is not None:
+            raise UserError("size= is that of images, and features have none; leave it out, or compute features at another size")
+        data = from_features(name.removeprefix(FEATURES))
+    elif name.startswith(FOLDER):
         data = from_folder(name.removeprefix(FOLDER), root=root, size=size, mmap_bytes=mmap_bytes)
     elif name.startswith(DOMAINS):
         data = from_domain_folders(name.removeprefix(DOMAINS), size=size, root=root)
@@ -64,6 +71,49 @@ def load(
     return data if classes is None else _picked(data, classes)
 
 
+def unread(
+    name: str, root: str | Path | None = None, *, classes: str | Sequence[int] | None = None, size: int | None = None
+) -> Unread:
+    """The data set that `load` finds, its images not decoded where it has files of its own; other sets are loaded."""
+    _check_size(size)
+    known = None if name.startswith(PLACES) else datasets.get(name)
+    if not _is_source(known):
+        return Unread.of(load(name, root, classes=classes, size=size))
+    source, place = known(), data_root(root)
+    folder, side = _existing(source, place), size or source.size
+    contents = source.read(folder)
+    _name_missing(source, len(contents.class_names), folder, place)
+    found = Unread(
+        name=source.name,
+        train=contents.train,
+        train_y=contents.train_y,
+        test=contents.test,
+        test_y=contents.test_y,
+        inputs=Images((contents.train.channels, side, side), source.mean, source.std),
+        class_names=contents.class_names,
+        tasks=source.tasks,
+        key=files_key(source.files(folder), (side, side)),
+    )
+    if classes is None:
+        return found
+    wanted, new_number = _renumbered(classes, len(found.class_names), found.name)
+    train, test = (np.flatnonzero(new_number[y] >= 0) for y in (found.train_y, found.test_y))
+    return replace(
+        found,
+        train=found.train.chosen(train),
+        train_y=new_number[found.train_y[train]],
+        test=found.test.chosen(test),
+        test_y=new_number[found.test_y[test]],
+        class_names=tuple(found.class_names[number] for number in wanted),
+        key=f"{found.key}-{wanted}",
+    )
+
+
+def _check_size(size: int | None) -> None:
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        raise UserError(f"size must be a whole number of pixels, not {size!r}")
+
+
 def check(name: str, root: str | Path | None = None) -> list[str]:
     """List what is wrong with the copy of a data set in `root`, one sentence each; empty when complete and
     decodable.
@@ -72,7 +122,7 @@ def check(name: str, root: str | Path | None = None) -> list[str]:
     try:
         if is_packed(name):
             return damaged_shards(name)
-        known = None if name.startswith((FOLDER, DOMAINS)) else datasets.get(name)
+        known = None if name.startswith(PLACES) else datasets.get(name)
         if _is_source(known):
             source = known()
             found += source.problems(_existing(source, data_root(root)))
@@ -122,11 +172,7 @@ def _from_source(source: Source, root: Path, size: int | None, mmap_bytes: int |
     entry = cache_folder(root) / f"{source.name}-{side}px-{sha256(str(folder).encode()).hexdigest()[:8]}"
     key = files_key(source.files(folder), extent)
     arrays = decoded(entry, key, lambda: source.read(folder), extent, source.name, mmap_bytes)
-    if len(arrays.class_names) < source.classes:
-        _say_once(
-            f"{source.name}: {folder} holds {len(arrays.class_names)} of {source.classes} classes; these are used, "
-            f"numbered in their official order ('gracecl data check {source.name} --data {root}' lists what is missing)"
-        )
+    _name_missing(source, len(arrays.class_names), folder, root)
     return Data(
         name=source.name,
         train_x=torch.from_numpy(arrays.train_x),
@@ -139,6 +185,15 @@ def _from_source(source: Source, root: Path, size: int | None, mmap_bytes: int |
     )
 
 
+def _name_missing(source: Source, classes: int, folder: Path, root: Path) -> None:
+    """Say that a copy holds some of the classes only."""
+    if classes < source.classes:
+        _say_once(
+            f"{source.name}: {folder} holds {classes} of {source.classes} classes; these are used, "
+            f"numbered in their official order ('gracecl data check {source.name} --data {root}' lists what is missing)"
+        )
+
+
 @cache
 def _say_once(sentence: str) -> None:
     log.warning(sentence)
@@ -146,18 +201,7 @@ def _say_once(sentence: str) -> None:
 
 def _picked(data: Data, classes: str | Sequence[int]) -> Data:
     """Keep only these classes, numbered 0, 1, … in the order given; images keep their order."""
-    if not isinstance(classes, str | Sequence | np.ndarray):
-        raise UserError(f"classes is text such as '0-19' or a list of numbers, not {classes!r}")
-    wanted = parse_numbers(classes, "classes") if isinstance(classes, str) else list(classes)
-    if not wanted:
-        raise UserError("classes picks none; give for example 0-19 or 0,3,7")
-    if len(set(wanted)) < len(wanted):
-        raise UserError(f"classes names some class twice: {classes}")
-    for number in wanted:
-        if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number < data.classes:
-            raise UserError(f"classes asks for class {number!r}, but {data.name} has 0 … {data.classes - 1}")
-    new_number = np.full(data.classes, -1, dtype=np.int64)
-    new_number[wanted] = np.arange(len(wanted))
+    wanted, new_number = _renumbered(classes, data.classes, data.name)
     train, test = (np.flatnonzero(new_number[y] >= 0) for y in (data.train_y, data.test_y))
     return replace(
         data,
@@ -169,3 +213,20 @@ def _picked(data: Data, classes: str | Sequence[int]) -> Data:
         labels=data.labels and tuple(data.labels[number] for number in wanted),
         **domains_of(data, train, test),
     )
+
+
+def _renumbered(classes: str | Sequence[int], count: int, name: str) -> tuple[list[int], Labels]:
+    """The classes that are picked of `count`, in their order, and the new number of each class, -1 where it is left out."""
+    if not isinstance(classes, str | Sequence | np.ndarray):
+        raise UserError(f"classes is text such as '0-19' or a list of numbers, not {classes!r}")
+    wanted = parse_numbers(classes, "classes") if isinstance(classes, str) else list(classes)
+    if not wanted:
+        raise UserError("classes picks none; give for example 0-19 or 0,3,7")
+    if len(set(wanted)) < len(wanted):
+        raise UserError(f"classes names some class twice: {classes}")
+    for number in wanted:
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number < count:
+            raise UserError(f"classes asks for class {number!r}, but {name} has 0 … {count - 1}")
+    new_number = np.full(count, -1, dtype=np.int64)
+    new_number[wanted] = np.arange(len(wanted))
+    return wanted, new_number

@@ -8,16 +8,17 @@ import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from gracecl.data.dataset import ImageArray
+from gracecl.data.dataset import ImageArray, Labels
 from gracecl.errors import UserError
 from gracecl.files import open_to_read
+from gracecl.rows import Rows
 
 Extent: TypeAlias = tuple[int, int]
 """(height, width)"""
@@ -44,15 +45,18 @@ class Pixels(Protocol):
     def native(self) -> Extent:
         """The extent at which no image needs resizing (or only the odd one)."""
 
-    def blocks(self, extent: Extent) -> Iterator[ImageArray]:
-        """uint8 [n, channels, height, width], in order. May be called again."""
+    def blocks(self, extent: Extent, begin: int = 0) -> Iterator[ImageArray]:
+        """uint8 [n, channels, height, width], in order, from image `begin` on. May be called again."""
+
+    def chosen(self, rows: Labels) -> Pixels:
+        """Some of the images, by their places."""
 
 
 @dataclass(frozen=True)
 class ArrayPixels:
-    """Images that are arrays already: [N, channels, height, width]."""
+    """Images that are arrays already, or read as such: [N, channels, height, width]."""
 
-    array: ImageArray
+    array: ImageArray | Rows
 
     def __len__(self) -> int:
         return len(self.array)
@@ -65,10 +69,15 @@ class ArrayPixels:
     def native(self) -> Extent:
         return self.array.shape[2], self.array.shape[3]
 
-    def blocks(self, extent: Extent) -> Iterator[ImageArray]:
-        for start in range(0, len(self.array), BLOCK):
-            block = self.array[start : start + BLOCK]
-            yield block if extent == self.native else np.stack([resized(image, extent) for image in block])
+    def blocks(self, extent: Extent, begin: int = 0) -> Iterator[ImageArray]:
+        with _threads() as pool:
+            for start in range(begin, len(self.array), BLOCK):
+                rows = self.array[start : start + BLOCK]
+                block: ImageArray = rows.numpy() if isinstance(rows, Rows) else rows
+                yield block if extent == self.native else np.stack(list(pool.map(lambda image: resized(image, extent), block)))
+
+    def chosen(self, rows: Labels) -> ArrayPixels:
+        return ArrayPixels(self.array[rows])
 
 
 @dataclass(frozen=True)
@@ -105,13 +114,21 @@ class FilePixels:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def blocks(self, extent: Extent) -> Iterator[ImageArray]:
+    def blocks(self, extent: Extent, begin: int = 0) -> Iterator[ImageArray]:
         def decode(path: ImageFile) -> ImageArray:
             return _channels_first(centre(opened(path, self.channels), extent, self.margin))
 
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes and resizes without the GIL
-            for start in range(0, len(self.paths), BLOCK):
+        with _threads() as pool:
+            for start in range(begin, len(self.paths), BLOCK):
                 yield np.stack(list(pool.map(decode, self.paths[start : start + BLOCK])))
+
+    def chosen(self, rows: Labels) -> FilePixels:
+        return replace(self, paths=[self.paths[row] for row in rows])
+
+
+def _threads() -> ThreadPoolExecutor:
+    """Threads for Pillow, which decodes and resizes without the GIL."""
+    return ThreadPoolExecutor(min(8, os.cpu_count() or 1))
 
 
 def resized(image: ImageArray, extent: Extent) -> ImageArray:

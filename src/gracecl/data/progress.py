@@ -32,11 +32,17 @@ def progress(title: str, total: int | None, unit: str = "images", *, done: int =
 def _bar(title: str, total: int | None, unit: str, done: int) -> Iterator[Advance]:
     from rich import progress as rich_progress
     from rich.console import Console
+    from rich.text import Text
+
+    class Rate(rich_progress.ProgressColumn):
+        def render(self, task: rich_progress.Task) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text("" if speed is None else f"{speed:,.0f}/s")
 
     amount: tuple[rich_progress.ProgressColumn, ...] = (
         (rich_progress.DownloadColumn(), rich_progress.TransferSpeedColumn())
         if unit == "bytes"
-        else (rich_progress.MofNCompleteColumn(), rich_progress.TextColumn(unit))
+        else (rich_progress.MofNCompleteColumn(), rich_progress.TextColumn(unit), Rate())
     )
     columns: tuple[str | rich_progress.ProgressColumn, ...] = (
         "{task.description}",

@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from gracecl.errors import UserError
 from gracecl.inputs import Batched, TensorTree, call, inputs_of, leaves, mapped
@@ -137,7 +138,21 @@ class ModuleBackbone(Backbone):
     def tap_parts(self) -> list[nn.Module]:
         return [self.readers]
 
+    @property
+    def reads_vectors(self) -> bool:
+        return True
+
     def forward(self, x: Batched) -> Tensor:
+        return stack_layers([reader(value) for reader, value in zip(self.readers, self.pooled(x), strict=True)])
+
+    def trunk_vectors(self, x: Batched) -> list[Tensor]:
+        return [reader.standardised(value) for reader, value in zip(self.readers, self.pooled(x), strict=True)]  # type: ignore[operator]
+
+    def read_vectors(self, vectors: Sequence[Tensor]) -> Tensor:
+        return stack_layers([reader.read(value) for reader, value in zip(self.readers, vectors, strict=True)])  # type: ignore[operator]
+
+    def pooled(self, x: Batched) -> list[Tensor]:
+        """What each tap reads, as a vector of its own width."""
         pooled: dict[str, Tensor] = {}
         enough = Enough()
         runs_left = self.last_runs
@@ -172,7 +187,7 @@ class ModuleBackbone(Backbone):
             raise UserError(
                 f"the model did not run '{missing[0]}' for this input, so its tap has nothing to read; tap another module"
             )
-        return stack_layers([reader(pooled[name]) for name, reader in zip(self.names, self.readers, strict=True)])
+        return [pooled[name] for name in self.names]
 
 
 class Reader(nn.Module):
@@ -194,6 +209,16 @@ class Reader(nn.Module):
 
     def forward(self, pooled: Tensor) -> Tensor:
         out: Tensor = self.map(self.norm(pooled))
+        return out
+
+    def standardised(self, pooled: Tensor) -> Tensor:
+        """The norm without what it learns."""
+        return F.layer_norm(pooled, pooled.shape[1:], eps=self.norm.eps) if isinstance(self.norm, nn.LayerNorm) else pooled
+
+    def read(self, standardised: Tensor) -> Tensor:
+        """What a forward pass makes of a pooled vector, from its standardised one."""
+        scaled = standardised * self.norm.weight + self.norm.bias if isinstance(self.norm, nn.LayerNorm) else standardised
+        out: Tensor = self.map(scaled)
         return out
 
 

@@ -51,8 +51,10 @@ class Conv3x3(nn.Conv2d):
             y = (points[:, :, None] * weights.squeeze(2)).sum(dim=1)
         else:
             y = points.flatten(1) @ weights.transpose(1, 2).flatten(2).flatten(0, 1)
+        y = y.view(x.shape[0], height, width, -1)
+        y = y if self.bias is None else y + self.bias  # of a batch norm that was folded into it
         layout = torch.contiguous_format if x.is_contiguous() else torch.channels_last
-        return y.view(x.shape[0], height, width, -1).permute(0, 3, 1, 2).contiguous(memory_format=layout)
+        return y.permute(0, 3, 1, 2).contiguous(memory_format=layout)
 
     def taps(self, height: int, width: int) -> Tensor:
         """Return `[from, to]`: which of the nine weights takes a point of the input to a point of the output."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -52,6 +52,19 @@ class Backbone(nn.Module):
 
     def trunk_parameters(self) -> list[nn.Parameter]:
         return [parameter for module in self.trunk_modules() for parameter in module.parameters(recurse=False)]
+
+    @property
+    def reads_vectors(self) -> bool:
+        """Whether what learns at the taps of a frozen trunk needs no more than `trunk_vectors`."""
+        return not any(True for part in self.tap_parts() for _ in part.parameters())
+
+    def trunk_vectors(self, x: Batched) -> list[Tensor]:
+        """For each tap a vector `[B, width]` of its own width, before what `read_vectors` makes of it."""
+        return list(self(x))
+
+    def read_vectors(self, vectors: Sequence[Tensor]) -> Tensor:
+        """The features `[L, B, D]` from those vectors, the same as those of a forward pass."""
+        return stack_layers(list(vectors))
 
     def train(self, mode: bool = True) -> Backbone:
         """Set the mode; batch norms of a frozen trunk stay in evaluation mode, where their statistics do not move."""

@@ -11,6 +11,7 @@ Parameters have timm's names. The norms' ε is 1e-6 as in the original and in ti
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
@@ -140,7 +141,25 @@ class ViT(Backbone):
     def tap_parts(self) -> list[nn.Module]:
         return [self.tap_norms]
 
+    @property
+    def reads_vectors(self) -> bool:
+        return True
+
     def forward(self, x: Tensor) -> Tensor:
+        norms = [*self.tap_norms, self.norm]
+        return stack_layers([norm(token) for norm, token in zip(norms, self.class_tokens(x), strict=True)])
+
+    def trunk_vectors(self, x: Tensor) -> list[Tensor]:
+        *shallow, last = self.class_tokens(x)
+        return [*(F.layer_norm(token, token.shape[1:], eps=NORM_EPSILON) for token in shallow), self.norm(last)]
+
+    def read_vectors(self, vectors: Sequence[Tensor]) -> Tensor:
+        *shallow, last = vectors
+        weights = [(norm.get_parameter("weight"), norm.get_parameter("bias")) for norm in self.tap_norms]
+        return stack_layers([*(value * scale + shift for value, (scale, shift) in zip(shallow, weights, strict=True)), last])
+
+    def class_tokens(self, x: Tensor) -> list[Tensor]:
+        """That of each tapped block."""
         patches = self.patch_embed(x)
         x = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1) + self.pos_embed
         class_tokens = []
@@ -148,8 +167,7 @@ class ViT(Backbone):
             x = block(x)
             if number in self.tapped_blocks:
                 class_tokens.append(x[:, 0])
-        norms = [*self.tap_norms, self.norm]
-        return stack_layers([norm(token) for norm, token in zip(norms, class_tokens, strict=True)])
+        return class_tokens
 
 
 def resized_positions(positions: Tensor, grid: tuple[int, int], path: str) -> Tensor:

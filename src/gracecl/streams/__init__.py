@@ -18,7 +18,7 @@ import torch
 from gracecl import data as datasets
 from gracecl.core import NO_TASK, Ints, StreamBatch
 from gracecl.data import Data
-from gracecl.data.loading import DOMAINS, FOLDER, SHARDS
+from gracecl.data.loading import DOMAINS, FEATURES, FOLDER, PLACES, SHARDS
 from gracecl.errors import UserError
 from gracecl.files import as_path
 from gracecl.inputs import Batched
@@ -320,17 +320,22 @@ def build(expression: str, seed: int, root: str | Path | None = None) -> Stream:
 
     The first words are the family (`split`, `i-blurry`), the rest the data set; `classes` and `size` go to the data, all else to
     the family. `split-folder(path='DIR', size=32)` is a stream over any folder of images, `split-shards(path='DIR')` one over
-    shards. A wrapper stands around another stream,
+    shards, `split-features(path='FILE')` over what `gracecl features` wrote. A wrapper stands around another stream,
     `noisy(split-digits(tasks=5), 0.2)`, or before a data set, where it is around its split stream: `noisy-digits(0.2, tasks=5)`.
     """
-    family, dataset, picked = _read(spec.parse_call(expression))
+    family, dataset, picked = read(expression)
     return family(datasets.load(dataset, root, **picked), seed)
+
+
+def read(expression: str) -> tuple[Family, str, dict[str, Any]]:
+    """What an expression names: a family, a data set, and what is picked from that; no data is loaded."""
+    return _read(spec.parse_call(expression))
 
 
 def check(expression: str) -> None:
     """Refuse an expression that names no stream or data set, or options that they do not have; no data is loaded."""
-    family, dataset, picked = _read(spec.parse_call(expression))
-    if not dataset.startswith((FOLDER, DOMAINS, SHARDS)):
+    family, dataset, picked = read(expression)
+    if not dataset.startswith(PLACES):
         known_sets.get(dataset)
     spec.check_options(datasets.load, dataset, picked)
     _ = family.options  # which checks them
@@ -370,10 +375,12 @@ def _read_family(call: spec.Call, name: str, dataset: str, of_data: bool) -> tup
         raise UserError(f"unknown stream '{call.name}': the data set is missing, as in {name.replace('_', '-')}-cifar100")
     options = dict(call.kwargs)
     picked: dict[str, Any] = {option: options.pop(option) for option in ("classes", "size") if option in options}
-    if dataset in ("folder", "shards"):
+    if dataset in ("folder", "shards", "features"):
         if "path" not in options:
-            what = "the folder of images" if dataset == "folder" else "the folder that 'gracecl data pack' made"
-            raise UserError(f"{call.name} needs {what}: {name.replace('_', '-')}-{dataset}(path='DIR')")
-        place = SHARDS if dataset == "shards" else DOMAINS if name == "domain" else FOLDER
+            what = {"folder": "the folder of images", "shards": "the folder that 'gracecl data pack' made"}
+            needed = what.get(dataset, "the file that 'gracecl features' made")
+            shown = "FILE" if dataset == "features" else "DIR"
+            raise UserError(f"{call.name} needs {needed}: {name.replace('_', '-')}-{dataset}(path='{shown}')")
+        place = {"shards": SHARDS, "features": FEATURES}.get(dataset, DOMAINS if name == "domain" else FOLDER)
         dataset = f"{place}{options.pop('path')}"
     return Family(spec.Call(name, call.args, options)), dataset, picked

@@ -17,6 +17,7 @@ from gracecl.errors import UserError, is_sentence, plain_cautions, sentence
 from gracecl.lab.cli.compare import compare
 from gracecl.lab.cli.data import data
 from gracecl.lab.cli.export import export
+from gracecl.lab.cli.features import features
 from gracecl.lab.cli.import_results import import_results
 from gracecl.lab.cli.keep import keep
 from gracecl.lab.cli.list import list_names
@@ -46,6 +47,7 @@ VERBS: dict[str, Callable[..., int | None]] = {
     "list": list_names,
     "data": data,
     "stream": stream,
+    "features": features,
     "theory": theory,
 }
 for function in VERBS.values():
