@@ -14,7 +14,7 @@ from gracecl.testing import assert_same, feed, toy_engine, toy_stream
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-NEEDS = {"avalanche_replay": "avalanche", "timm_model": "timm", "lightning_module": "lightning"}
+NEEDS = {"avalanche_replay": "avalanche", "timm_model": "timm", "lightning_module": "lightning", "river_pipeline": "river"}
 PRELUDE = """
 import runpy, sys, warnings
 warnings.simplefilter("ignore")
@@ -78,6 +78,8 @@ def test_no_example_is_forgotten() -> None:
         "sequences_gru",
         "text_transformer",
         "vectors",
+        "river_pipeline",
+        "sklearn_pipeline",
         "avalanche_replay",
         "timm_model",
         "lightning_module",

@@ -296,7 +296,7 @@ class Learner:
 
         Before anything was learned it is `default` for each, if one is given.
         """
-        if default is not ... and self._nothing_learned:
+        if default is not ... and self.nothing_learned:
             return as_labels([default] * len(x))
         return self.labels.named(self._numbers_of(x, rule))
 
@@ -305,7 +305,7 @@ class Learner:
         return np.concatenate([columns[scores.argmax(dim=1)].cpu().numpy() for scores, columns in self._scores(x, rule, exact)])
 
     @property
-    def _nothing_learned(self) -> bool:
+    def nothing_learned(self) -> bool:
         return self._engine is None or not self._engine.progress.seen
 
     @one_at_a_time
