@@ -21,11 +21,12 @@ from gracecl.core import NO_SOURCES, Ints, StreamBatch
 from gracecl.data import Data
 from gracecl.data.arrays import MANY_TIMES
 from gracecl.data.labels import UNKNOWN, ClassLabels, as_labels, whole_numbers
+from gracecl.engine.boundaries import check_marks, placed
 from gracecl.engine.engine import NOTHING_LEARNED, Engine
 from gracecl.engine.evaluate import seen_scores
 from gracecl.engine.finite import check_losses
 from gracecl.engine.live import Live
-from gracecl.engine.loop import Callbacks, Loop, check_marks
+from gracecl.engine.loop import Callbacks, Loop
 from gracecl.engine.read_ahead import read_ahead
 from gracecl.engine.recipe import Recipe, name_flat_images, name_unfit_augmentation
 from gracecl.errors import Misfit, UserError
@@ -185,7 +186,7 @@ class Learner:
         layer (nothing where the method only stored).
         """
         batch = self._batch(x, y, task)  # which may build the engine
-        outcome = self.engine.learn(batch)
+        outcome = self.engine.learn(placed(self.engine, batch))
         if outcome is None:
             return {}
         losses = {row: value.tolist() for row, value in outcome.table.items()}
@@ -227,7 +228,7 @@ class Learner:
     def _loop_over(self, stream: Stream, start: int, callbacks: Callbacks, eval_every: int) -> Loop:
         """Return the loop over an indexed stream, from one of its steps on."""
         stream = self.engine.as_seen(stream.to(self.engine.device))
-        check_marks(self.engine.chain, stream)
+        check_marks(self.engine, stream)
         self._name_flat(stream.batch(0).x)
         if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= min(len(stream), self.engine.progress.step):
             raise UserError(

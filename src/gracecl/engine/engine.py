@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gracecl import rng
 from gracecl.core import Batch, LossTable, Plan, Planning, Progress, Selection, StreamBatch, View
+from gracecl.detectors import Detector
 from gracecl.engine.assemble import assemble
 from gracecl.engine.finite import check_scale, check_weights
 from gracecl.engine.fit import Fit
@@ -64,7 +65,9 @@ class Engine:
         scheduler: str | SchedulerFactory | None = None,
         scheduler_step: SchedulerStep = "step",
         precision: Precision = "fp32",
+        detector: Detector | None = None,
     ) -> None:
+        """`detector` says where tasks begin, in place of what batches say of it (see `boundaries.py`)."""
         self.method, self.chain, self.net, self.memories, self.seed = method, method.chain, net, memories, seed
         self.device = net.classifier.weight.device
         self.augmentation, self.precision = augment.augmentation(augmentation), precision
@@ -82,6 +85,8 @@ class Engine:
         self.full_rates = [group["lr"] for group in self.optimizer.param_groups]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         self.update = Update(self.chain, net, params, self.optimizer, self.scaler, precision)
+        self.detector, self.alarm = detector, False
+        """what says where tasks begin, and whether it said so of the next batch"""
         self.progress = Progress()
         self.images_seen = 0
         self.task_open = False
@@ -126,7 +131,8 @@ class Engine:
                     images, updates = images + len(assembled), updates + 1
         if new.fresh:
             self.chain.after_batch(self.memories, new)
-            self.chain.tick(self.memories, new.progress)
+            if self.detector is None or self.detector.guesses:
+                self.chain.tick(self.memories, new.progress)
         self.images_seen += len(new)
         self.progress = replace(self.progress, step=self.progress.step + 1, first_of_task=False)
         result = None if table is None else StepResult(table, images, meter.forward - forward, meter.backward - backward, updates)
@@ -333,6 +339,8 @@ class Engine:
         some: dict[str, Any] = {} if fit is None else {"fit": fit.state_dict()}
         if self.schedule is not None:
             some |= {"schedule": self.schedule.state_dict(), "full_rates": self.full_rates}
+        if self.detector is not None:
+            some |= {"detector": self.detector.state_dict(), "alarm": self.alarm}
         return some | {
             "progress": {name: getattr(self.progress, name) for name in ("step", "task", "first_of_task", "marked")}
             | {"seen": list(self.progress.seen), "current": list(self.progress.current)},
@@ -360,6 +368,9 @@ class Engine:
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
             self.full_rates = list(state["full_rates"])
+        if self.detector is not None:
+            self.detector.load_state_dict(state["detector"])
+            self.alarm = bool(state["alarm"])
         self.memories.load_state_dict(state["memories"])
         self.scaler.load_state_dict(state["scaler"])
         self.fit = None

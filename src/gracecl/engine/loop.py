@@ -15,7 +15,6 @@ exception of a callback leaves the loop at once.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,13 +25,14 @@ import numpy as np
 import torch
 
 from gracecl.core import LossTable, StreamBatch
+from gracecl.engine.boundaries import needs_predictions, placed
 from gracecl.engine.engine import Engine, StepResult
 from gracecl.engine.evaluate import Evaluation, evaluate
 from gracecl.engine.finite import check_losses
 from gracecl.engine.fit import Fit
 from gracecl.engine.prequential import Predictions, check_predicts, predict
-from gracecl.errors import Caution, UserError
-from gracecl.methods.base import Chain, TaskValues
+from gracecl.errors import UserError
+from gracecl.methods.base import TaskValues
 from gracecl.nets.tapped import TappedNet
 from gracecl.streams import Stream
 
@@ -202,23 +202,6 @@ class Timing:
     """the most memory that the run's process held, or its tensors on a GPU"""
 
 
-def check_marks(learner: Chain, stream: Stream) -> None:
-    """A method that works with tasks cannot learn from a stream without them; one that goes by the steps there needs enough."""
-    if stream.has_tasks:
-        return
-    if learner.traits.boundaries == "required":
-        raise UserError(f"{learner!r} needs a stream with task marks, and this one has none")
-    for part in learner.parts:
-        interval = part.traits.interval
-        if interval is not None and (every := getattr(part, interval)) > len(stream):
-            warnings.warn(
-                f"this stream has no task marks, so {part.name} acts every {every} steps, which its {len(stream)} steps never "
-                f"reach; give {part.name}({interval}=…) a smaller number",
-                Caution,
-                stacklevel=2,
-            )
-
-
 class Loop:
     """An engine and the batches that it learns from; `step()` until `done`, or `run()`."""
 
@@ -298,6 +281,7 @@ class Loop:
         self._predict(step, batch)
         started, meter = time.perf_counter(), self.engine.net.meter
         forward, backward = meter.forward, meter.backward
+        batch = placed(self.engine, batch, self.predictions)
         if self.engine.task_open and batch.task != self.engine.progress.task:
             self._end_task(step - 1)  # of which nobody could know that its last batch was the last
         outcome = self.engine.learn(batch)
@@ -319,7 +303,7 @@ class Loop:
     def _predict(self, step: int, batch: StreamBatch) -> None:
         """Predict the batch of a step before it is learned, and the one that comes `near_future` steps later."""
         if self.prequential:
-            with self._evaluating():
+            with self._evaluating(learning=needs_predictions(self.engine)):
                 self.predictions = predict(self.engine, batch, self.probabilities)
             self.log.predicted("prequential", step + self.begin, self.predictions)
         if self.near_future and self.steps is not None and step + self.near_future < self.steps:
@@ -330,14 +314,19 @@ class Loop:
             self.log.predicted("near_future", step + self.begin, made, shift=self.near_future)
 
     @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """Count time and images of the block as evaluation."""
+    def _evaluating(self, learning: bool = False) -> Iterator[None]:
+        """Count time and images of the block as evaluation, or as `learning` where that could not do without them."""
         started, fit = time.perf_counter(), self.engine.fit
         meter = self.engine.net.meter if fit is None else fit.net.meter
         forward = meter.forward
         yield
-        self.timing.eval_seconds += time.perf_counter() - started
-        self.timing.eval_forward += meter.forward - forward
+        seconds, images = time.perf_counter() - started, meter.forward - forward
+        if learning:
+            self.timing.train_seconds += seconds
+            self.timing.forward += images
+        else:
+            self.timing.eval_seconds += seconds
+            self.timing.eval_forward += images
 
     def _end_task(self, step: int) -> None:
         self.engine.end_task()

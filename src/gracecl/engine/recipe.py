@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._functorch import config as functorch
 
-from gracecl import nets, rng
+from gracecl import detectors, nets, rng
 from gracecl.engine.engine import Engine
 from gracecl.engine.live import Live
 from gracecl.errors import Misfit, UserError
@@ -53,6 +53,7 @@ class Recipe(LearnerOptions):
             optim.check(self.optimizer)
         if live.scheduler is None and self.scheduler is not None:
             optim.scheduler(self.scheduler)
+        detectors.build(self.boundaries)
         device_of(self.device)
         method: Method = spec.parse_method(self.method) if live.method is None else live.method
         if any(part.in_use for part in method.parts):
@@ -85,6 +86,7 @@ class Recipe(LearnerOptions):
             scheduler=self.scheduler if live.scheduler is None else live.scheduler,
             scheduler_step=self.scheduler_step,
             precision=self.precision,
+            detector=detectors.build(self.boundaries),
         )
 
 

@@ -1,4 +1,4 @@
-"""Names: which methods, streams, nets, data sets, controllers and renderers there are, found without importing any of them.
+"""Names: which methods, streams, nets, data sets, controllers, detectors and renderers there are, found without importing them.
 
 A thing registers itself where it is written::
 
@@ -188,4 +188,5 @@ nets = Registry("net", "gracecl.nets")
 streams = Registry("stream", "gracecl.streams")
 datasets = Registry("dataset", "gracecl.data")
 controllers = Registry("controller", "gracecl.controllers")
+detectors = Registry("detector", "gracecl.detectors")
 renderers = Registry("renderer", "gracecl.lab.studies")

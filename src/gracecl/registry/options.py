@@ -37,6 +37,7 @@ ADDED_LATER = {
     "plugin_code": None,
     "scheduler": None,
     "scheduler_step": "step",
+    "boundaries": "auto",
     "prequential": False,
     "near_future": 0,
     "probabilities": False,
@@ -69,6 +70,9 @@ class LearnerOptions:
     """how the learning rate changes, such as "cosine(steps=500)", linear, warmup or "drop(at=[100, 200])"; None is not at all"""
     scheduler_step: SchedulerStep = "step"
     """advance the scheduler after each batch, or at the end of each task"""
+    boundaries: str = "auto"
+    """where tasks begin for the method: auto is where the stream marks them; "every(100)" steps, novelty (a label not met before),
+    adwin (the error rises) and never do not look at marks"""
     device: str = "auto"
     """cpu, cuda, cuda:1, or auto: the GPU if there is one"""
     precision: Precision = "fp32"

@@ -11,7 +11,7 @@ from gracecl.terminal import print_out
 
 @with_plugins
 def list_names(
-    kind: Literal["methods", "streams", "nets", "datasets", "controllers", "renderers"],
+    kind: Literal["methods", "streams", "nets", "datasets", "controllers", "detectors", "renderers"],
     /,
     describe: bool = False,
     markdown: bool = False,
@@ -40,6 +40,7 @@ def list_names(
         "nets": registry.nets,
         "datasets": registry.datasets,
         "controllers": registry.controllers,
+        "detectors": registry.detectors,
         "renderers": registry.renderers,
     }[kind].summaries()
     if kind == "streams":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gracecl import nets, streams
+from gracecl import detectors, nets, streams
 from gracecl.errors import UserError
 from gracecl.functional import optim
 from gracecl.images.augment import augmentation, normalisation
@@ -21,6 +21,7 @@ EXPRESSIONS: Mapping[str, Callable[[str], Any]] = {
     "augment": augmentation,
     "optimizer": optim.check,
     "scheduler": lambda text: text is None or optim.scheduler(text),
+    "boundaries": detectors.build,
     "normalise": lambda text: normalisation(text, RGB),
 }
 """parsers of the options that are names or expressions; each raises UserError"""

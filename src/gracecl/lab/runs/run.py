@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gracecl import __version__, checkpoint, streams
+from gracecl import __version__, checkpoint, detectors, streams
 from gracecl.engine.engine import Engine
 from gracecl.engine.live import Live
 from gracecl.engine.loop import Callbacks, StopTraining
@@ -58,7 +58,8 @@ class RunConfig(RunOptions, Recipe):
     def canonical(self) -> RunConfig:
         """Return the configuration with canonical expressions: `GRACE` becomes `grace(mose())`."""
         method = self.method if is_opaque(self.method) else repr(spec.parse_method(self.method))
-        return replace(self, method=method, stream=streams.from_anywhere(self.stream), device=str(device_of(self.device)))
+        stream, boundaries = streams.from_anywhere(self.stream), detectors.canonical(self.boundaries)
+        return replace(self, method=method, stream=stream, boundaries=boundaries, device=str(device_of(self.device)))
 
     @property
     def title(self) -> str:
@@ -219,7 +220,12 @@ def build(
     engine, stream = learner_and_stream(config, data_root, live)
     name_unfit_augmentation(config.augment, engine.method, engine.net.inputs)
     name_flat_images(config.augment, engine.method, stream.batch(0).x)
-    return Trainer(engine, stream, Recorder(record, kept), config, callbacks)
+    recorder = Recorder(record, kept)
+    try:
+        return Trainer(engine, stream, recorder, config, callbacks)
+    except UserError:
+        recorder.close()
+        raise
 
 
 def learner_and_stream(config: RunConfig, data_root: str | Path | None = None, live: Live | None = None) -> tuple[Engine, Stream]:

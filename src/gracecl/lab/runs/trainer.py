@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from gracecl.engine.boundaries import check_marks
 from gracecl.engine.engine import Engine
-from gracecl.engine.loop import Callbacks, Loop, Timing, check_marks
+from gracecl.engine.loop import Callbacks, Loop, Timing
 from gracecl.engine.read_ahead import read_ahead
 from gracecl.errors import Caution
 from gracecl.lab.runs.recorder import Recorder
@@ -40,7 +41,7 @@ class Trainer(Loop):
         callbacks: Callbacks | None = None,
     ) -> None:
         """`asked` says what is evaluated and predicted beside the marks; None is nothing."""
-        check_marks(engine.chain, stream)
+        check_marks(engine, stream)
         name_untested(stream)
         self.stream, self.recorder = stream, recorder
         options = asked or RunOptions()
