@@ -19,7 +19,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gracecl.errors import UserError
-from gracecl.files import CHECKPOINT_FORMAT, Digest, check_readable, chunk_digests, entries_of, parse_json, replacing, without_nul
+from gracecl.files import (
+    CHECKPOINT_FORMAT,
+    Digest,
+    check_readable,
+    chunk_digests,
+    entries_of,
+    parse_json,
+    replacing,
+    unfold,
+    without_nul,
+)
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +59,7 @@ def load(path: Path, remedy: str = "delete it to start this run anew") -> dict[s
             tree = header["state"]
         else:
             raise UserError(f"{path} is not a gracecl checkpoint")
-        state: dict[str, Any] = _put_tensors(parse_json(tree), tensors.__getitem__)
+        state: dict[str, Any] = unfold(parse_json(tree), lambda kind, name: _as(kind, tensors[name]))
         return state
     except FileNotFoundError:
         raise UserError(f"there is no checkpoint at {path}") from None
@@ -60,7 +70,7 @@ def load(path: Path, remedy: str = "delete it to start this run anew") -> dict[s
 def peek(path: Path, name: str) -> Any:
     """Return one entry without tensors of a saved state, None if absent. No digest is compared."""
     try:
-        return _put_tensors(entries_of(path).get(name), dict[str, Tensor]().__getitem__)
+        return unfold(entries_of(path).get(name), lambda kind, name: {}[name])
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -128,16 +138,5 @@ def _take_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
     return value
 
 
-def _put_tensors(tree: Any, get: Callable[[str], Tensor]) -> Any:
-    match tree:
-        case {"dict": items}:
-            return {key: _put_tensors(item, get) for key, item in items}
-        case {"list": items}:
-            return [_put_tensors(item, get) for item in items]
-        case {"tuple": items}:
-            return tuple(_put_tensors(item, get) for item in items)
-        case {"tensor": name}:
-            return get(name)
-        case {"array": name}:
-            return get(name).numpy()
-    return tree
+def _as(kind: str, tensor: Tensor) -> Any:
+    return tensor.numpy() if kind == "array" else tensor

@@ -20,7 +20,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -403,6 +403,41 @@ def entries_of(checkpoint: Path) -> dict[str, Any]:
         return dict(parse_json(tree)["dict"])
     except (SafetensorError, UserError, OSError, ValueError, KeyError, TypeError):
         return {}
+
+
+def unfold(tree: Any, leaf: Callable[[str, str], Any]) -> Any:
+    """Return the nested values that a checkpoint's header stands for; `leaf` gives those of a "tensor" or "array" by its name."""
+    match tree:
+        case {"dict": items}:
+            return {key: unfold(item, leaf) for key, item in items}
+        case {"list": items}:
+            return [unfold(item, leaf) for item in items]
+        case {"tuple": items}:
+            return tuple(unfold(item, leaf) for item in items)
+        case {"tensor": name}:
+            return leaf("tensor", name)
+        case {"array": name}:
+            return leaf("array", name)
+    return tree
+
+
+class Size(NamedTuple):
+    """Stands for a tensor of so many bytes."""
+
+    nbytes: int
+
+
+def sizes_in(checkpoint: Path, entry: str) -> Any:
+    """Return an entry of a checkpoint with sizes in place of its tensors, which are not read; None if it cannot be read."""
+    try:
+        with open_to_read(checkpoint) as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = parse_json(file.read(min(length, os.fstat(file.fileno()).st_size)))
+        places = {name: value["data_offsets"] for name, value in header.items() if name != "__metadata__"}
+        sizes = {name: Size(end - start) for name, (start, end) in places.items()}
+        return unfold(entries_of(checkpoint).get(entry), lambda kind, name: sizes[name])
+    except (OSError, UserError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def finite(value: Any) -> Any:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from gracecl.engine.schedule import Schedule, SchedulerFactory
 from gracecl.engine.update import Update, observations, split
 from gracecl.errors import UserError
 from gracecl.functional import optim
+from gracecl.functional.budgets import updates_at, updates_before
 from gracecl.images import augment
 from gracecl.memory import Memories
 from gracecl.methods.base import Method, TaskValues
@@ -100,6 +103,10 @@ class Engine:
         self.ready_at = -1
         self.ready_exactly = True
         """whether it predicts as evaluations want it, or as the learner does between them"""
+        self.updates_per_step: Fraction | None = None
+        """optimizer steps that each batch of the stream may lead to; None is as many as the method makes"""
+        self.fit_images: int | None = None
+        """images that a fit may train on; None is as many as the method wants"""
         self._generators: dict[str, rng.Reseeded] = {}
         net.train()
 
@@ -123,14 +130,15 @@ class Engine:
             # What compiled graphs returned in the last step may be overwritten from here on.
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         with rng.torch_seed(self.seed, "torch", self.progress.step, device=self.device):
-            for repeat, plan in enumerate(self.plans(new)):
+            for repeat, plan in enumerate(islice(self.plans(new), self._updates_allowed)):
                 if plan:
                     self._set_rates(plan)
                     assembled = self.assemble(plan, new, repeat)
                     table = self.update(assembled)
                     images, updates = images + len(assembled), updates + 1
         if new.fresh:
-            self.chain.after_batch(self.memories, new)
+            if self._may_store:
+                self.chain.after_batch(self.memories, new)
             if self.detector is None or self.detector.guesses:
                 self.chain.tick(self.memories, new.progress)
         self.images_seen += len(new)
@@ -140,6 +148,18 @@ class Engine:
             self.end_task()
         self._advance("step")
         return result
+
+    @property
+    def _updates_allowed(self) -> int | None:
+        """Optimizer steps that this step may make; None is any number."""
+        return None if self.updates_per_step is None else updates_at(self.progress.step, self.updates_per_step)
+
+    @property
+    def _may_store(self) -> bool:
+        """Whether this step's images are stored: where no update is made, only if none would bring values to stand beside them."""
+        if self.updates_per_step is None or self._updates_allowed:
+            return True
+        return updates_before(self.progress.step, self.updates_per_step) > 0 and not self.memories.replay.attributes
 
     def meet(self, batch: StreamBatch) -> StreamBatch:
         """Move to the batch's task and add its labels to those met; return the batch as hooks see it, on the device."""
@@ -300,6 +320,8 @@ class Engine:
         if self.fit is not None:
             scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
             self.fit.begin(rng.key(self.seed, "fit", self.progress.step), scaler)
+            if self.fit_images is not None:
+                self.fit.shorten(self.fit_images)
         self.ready_at, self.ready_exactly = self.progress.step, exact
 
     @property

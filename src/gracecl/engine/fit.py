@@ -51,6 +51,11 @@ class Fit:
         """What the learner gives it: the root of its randomness, and the loss scaling of half precision."""
         self.seed, self.scaler = seed, scaler
 
+    def shorten(self, images: int) -> None:
+        """End after at most so many images, and after one batch at the earliest."""
+        epochs, rest = divmod(images, self.images)
+        self.of = min(self.of, max(1, epochs * self.per_epoch + rest // self.batch))
+
     def __str__(self) -> str:
         return f"step {self.at} of {self.of} of the fit before its evaluation"
 

@@ -99,7 +99,7 @@ class BiC(Replay):
         return {"ce/all": (1 - past) * on_labels, "kd/old": past * on_teacher}
 
     def after_batch(self, memories: Memories, new: StreamBatch) -> None:
-        rng, held = new.rng("store"), np.isin(new.sources, new.found["bic/aside"])
+        rng, held = new.rng("store"), np.isin(new.sources, new.found.get("bic/aside", ()))
         if held.any():
             self.validation.add(new.select(np.flatnonzero(held)), rng)
             new = new.select(np.flatnonzero(~held))

@@ -19,7 +19,7 @@ from inspect import Parameter
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from gracecl.errors import UserError
-from gracecl.registry import nearest, spec
+from gracecl.registry import nearest, quantity, spec
 from gracecl.registry.spec import AtLeast
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,6 +32,8 @@ OPTIMIZER = "adam(lr=0.001, weight_decay=0.0001)"
 OF_THE_DATA = "data"
 NO_EFFECT_ON_RESULTS = ("checkpoint_every", "snapshots")
 """options that do not change results"""
+LIMITS = ("budget", "bytes", "pace")
+"""options that limit what a run may compute or keep"""
 ADDED_LATER = {
     "normalise": OF_THE_DATA,
     "plugin_code": None,
@@ -41,6 +43,7 @@ ADDED_LATER = {
     "prequential": False,
     "near_future": 0,
     "probabilities": False,
+    **dict.fromkeys(LIMITS),
 }
 """settings that older runs lack; at these values they are left out of the folder's hash, so that older runs are found"""
 
@@ -117,6 +120,21 @@ class RunOptions(LearnerOptions):
     """save every so many steps (and every two minutes)"""
     snapshots: bool = False
     """keep the net as it was at the start and at the end of each task, for 'gracecl theory'"""
+    budget: str | None = None
+    """FLOPs that learning may take: 2G/step, 500G for the whole stream, or what a method takes here, such as "er()"; a method that
+    takes more makes fewer updates"""
+    bytes: str | None = None
+    """bytes that may be kept (images, nets, optimizer, statistics): 4MB, or what a method keeps here; a method that keeps more
+    gets a smaller memory"""
+    pace: str | None = None
+    """the stream's speed in FLOPs per batch: 2G/batch, or what a method takes per batch, such as "er()"; a method that takes k
+    times as many learns from every k-th batch"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in LIMITS:
+            if (value := getattr(self, name)) is not None:
+                quantity.parse(value, name)
 
 
 def run_name(settings: Mapping[str, Any]) -> str:

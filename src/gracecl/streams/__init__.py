@@ -67,6 +67,12 @@ class Stream:
     """the training labels before noise, for whoever evaluates; a learner never sees them"""
     family: str = ""
     """what made it, as its `repr` names it: `noisy(longtail)`"""
+    arriving: Ints | None = None
+    """training image at each position of the order of arrival; None where batches are learned as they arrive"""
+    arrived: Ints | None = None
+    """position in `arriving` after the last image that has arrived when the batch of each step is learned"""
+    made_of: str | None = None
+    """hash of the stream whose batches these are some of; None for a stream of its own"""
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -95,6 +101,16 @@ class Stream:
         items = self.order[positions]
         task, fresh = int(self.task_of_step[step]), bool(self.fresh[step])
         return StreamBatch(self.inputs(items), self.labels(items), positions, task, fresh, self.ends_task(step))
+
+    def arrivals(self, step: int) -> tuple[Batched, Ints]:
+        """Inputs and labels that arrive before the batch of a step is learned and after the one before was: what a learner predicts
+        first. Those of the batch itself, unless labels come late or the learner is too slow for the stream.
+        """
+        if self.arriving is None or self.arrived is None:
+            batch = self.batch(step)
+            return batch.x, batch.labels
+        items = self.arriving[self.arrived[step - 1] if step else 0 : self.arrived[step]]
+        return self.inputs(items), self.labels(items)
 
     def inputs(self, items: Ints) -> Batched:
         """What the learner sees of entries of the order: the training images of these numbers."""
@@ -150,6 +166,7 @@ class Stream:
             task_of_step=self.task_of_step[:steps],
             marks=marks,
             fresh=self.fresh[:steps],
+            arrived=None if self.arrived is None else self.arrived[:steps],
         )
 
     def to(self, device: torch.device) -> Stream:
@@ -160,6 +177,8 @@ class Stream:
     @cached_property
     def hash(self) -> str:
         """Identifies what is learned in which order: the data's content, the order, the batches and the marks."""
+        if self.made_of is not None:
+            return self.made_of
         digest = hashlib.sha256(self.data.fingerprint.encode())
         for part in (self.order, self.ends, self.task_of_step, self.marks, self.test_task):
             digest.update(np.ascontiguousarray(part, dtype="<i8").tobytes())

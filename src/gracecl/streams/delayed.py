@@ -4,7 +4,8 @@ Csaba et al., Label Delay in Online Continual Learning, NeurIPS 2024: at step t 
 come, none before step d, and those of the last d batches never, unless `drain=True`.
 
 The learner meets the same batches in the same order, since none here uses images without labels; what changes
-is when: an evaluation after step t sees a learner that has learned the batches 0 … t - d.
+is when: an evaluation after step t sees a learner that has learned the batches 0 … t - d, and predictions
+before learning (`Stream.arrivals`) are of batch t by the learner that knows the batches 0 … t - d - 1.
 """
 
 from __future__ import annotations
@@ -34,7 +35,12 @@ def delayed(inner: Family, data: Data, seed: int, delay: Annotated[int, AtLeast(
             f"delayed: the first evaluation comes after {int(stream.marks[0]) + 1} steps, before any label that is {delay} steps "
             "late; use a smaller delay, fewer tasks or a smaller batch"
         )
+    arrived = stream.ends if stream.arrived is None else stream.arrived
+    late = replace(
+        stream,
+        arriving=stream.order if stream.arriving is None else stream.arriving,
+        arrived=arrived[np.minimum(np.arange(len(stream)) + delay, len(stream) - 1)],
+    )
     if drain:
-        return replace(stream, marks=np.append(stream.marks[:-1] - delay, stream.marks[-1]))
-    early = replace(stream, marks=stream.marks - delay)
-    return early.cut(len(stream) - delay)
+        return replace(late, marks=np.append(stream.marks[:-1] - delay, stream.marks[-1]))
+    return replace(late, marks=stream.marks - delay).cut(len(stream) - delay)

@@ -9,16 +9,17 @@ from typing import Any
 
 from gracecl.functional.statistics import Paired, Summary, paired, summarise
 from gracecl.lab.report.runs import Run, measure
+from gracecl.registry.options import LIMITS
 from gracecl.registry.spec import parse_call
 
-VARIES_WITH_THE_SEED = ("seed", "stream_hash", "commit", "threads", "snapshots")
-FOLLOWS = ("layers", "parameters", "rule", "images_beyond_memory")
+VARIES_WITH_THE_SEED = ("seed", "stream_hash", "commit", "threads", "snapshots", "allotted")
+FOLLOWS = ("layers", "parameters", "rule", "images_beyond_memory", "forward_flops")
 """fields that follow from the settings"""
 OF_THE_STREAM = ("stream_steps", "tasks", "classes")
 """fields that repeat the stream's expression"""
 EXPRESSIONS = ("stream", "net", "optimizer")
 """settings that are names with options"""
-SETTING = ("stream", "net", "memory")
+SETTING = ("stream", "net", "memory", *LIMITS)
 """what a fair comparison holds fixed; named in the label of every group when it is not"""
 
 
@@ -167,7 +168,7 @@ def _labels(configs: list[dict[str, Any]]) -> list[str]:
         keys = [
             key
             for key in SETTING
-            if config.get(key) is not None and _varies(key, [one for one in configs if one.get(key) is not None])
+            if config.get(key) is not None and _varies(key, [one for one in configs if key in LIMITS or one.get(key) is not None])
         ]
         keys += options_that_vary(same_method)
         labels.append(", ".join([str(config["method"]), *(f"{key}={config.get(key)}" for key in keys)]))

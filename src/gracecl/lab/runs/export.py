@@ -72,7 +72,7 @@ def export_run(folder: Path, file: Path, rule: str | None = None) -> str:
     if ended_with is not None and Written.of(state["record"]) != ended_with:
         raise UserError(f"{saved} is not the checkpoint that the run ended with; {PUT_BACK}")
     with work.own_code():
-        engine, _ = learner_and_stream(work.in_its_layout(), work.data_root)
+        engine, _ = learner_and_stream(work.in_its_layout(), work.data_root, allotted=work.allotted)
         engine.load_state_dict(state["trainer"]["engine"])
         return export(engine, file, rule, {"method": work.config.method, "net": work.config.net})
 

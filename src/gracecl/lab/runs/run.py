@@ -20,6 +20,8 @@ import torch
 from torch import nn
 
 from gracecl import __version__, checkpoint, detectors, streams
+from gracecl.engine.allotment import Allotment
+from gracecl.engine.cost import forward_flops
 from gracecl.engine.engine import Engine
 from gracecl.engine.live import Live
 from gracecl.engine.loop import Callbacks, StopTraining
@@ -29,19 +31,23 @@ from gracecl.files import Written, as_name, lock, make_folder, open_own, read_no
 from gracecl.images.augment import normalisation
 from gracecl.lab import report
 from gracecl.lab.report.runs import CHECKPOINT
+from gracecl.lab.runs.limits import ALLOTTED, costs, measured
 from gracecl.lab.runs.recorder import Recorder
 from gracecl.lab.runs.trainer import Trainer
 from gracecl.lab.runs.watch import Watch
 from gracecl.machine import check_threads, forget_peak, peak_memory
 from gracecl.registry import spec
 from gracecl.registry.objects import is_opaque
-from gracecl.registry.options import NO_EFFECT_ON_RESULTS, Layout, RunOptions, run_name
+from gracecl.registry.options import LIMITS, NO_EFFECT_ON_RESULTS, Layout, RunOptions, run_name
 from gracecl.registry.plugins import Code, Files, changed, digest_of, in_use
 from gracecl.streams import Stream
+from gracecl.streams.paced import paced
 
 SECONDS_BETWEEN_CHECKPOINTS = 120.0
 ALWAYS_WRITTEN = ("method", "net", "memory", "seed", "stream")
 """fields that every config.json has; an older one may lack others, which then have their defaults"""
+LEFT_OUT = ("plugin_code", *LIMITS)
+"""fields that config.json has only where they are given"""
 STOPPED = "stopped"
 """the note in the folder of a run that a callback stopped: where, and why"""
 LATE_FILES = "plugin_files"
@@ -136,6 +142,12 @@ class Work:
         layout = self._begun_with("layout_used")
         return replace(self.config, layout=layout) if layout in ("contiguous", "channels_last") else self.config
 
+    @property
+    def allotted(self) -> Allotment | None:
+        """What the run gets under its budgets, as it was measured when the run began; None before that, or without budgets."""
+        written = self._begun_with(ALLOTTED)
+        return Allotment.of(written) if isinstance(written, dict) else None
+
     def _begun_with(self, name: str) -> Any:
         """Return a value that config.json recorded when the run began; None before that."""
         try:
@@ -213,11 +225,12 @@ def build(
     kept: Written | None = None,
     callbacks: Callbacks | None = None,
     live: Live | None = None,
+    allotted: Allotment | None = None,
 ) -> Trainer:
     """Build the trainer of a configuration at its first step; `kept` is what a checkpoint counts on of an earlier
     record.
     """
-    engine, stream = learner_and_stream(config, data_root, live)
+    engine, stream = learner_and_stream(config, data_root, live, allotted)
     name_unfit_augmentation(config.augment, engine.method, engine.net.inputs)
     name_flat_images(config.augment, engine.method, stream.batch(0).x)
     recorder = Recorder(record, kept)
@@ -228,8 +241,23 @@ def build(
         raise
 
 
-def learner_and_stream(config: RunConfig, data_root: str | Path | None = None, live: Live | None = None) -> tuple[Engine, Stream]:
-    """Build the engine of a configuration at its first step, and its stream, both on the engine's device."""
+def learner_and_stream(
+    config: RunConfig, data_root: str | Path | None = None, live: Live | None = None, allotted: Allotment | None = None
+) -> tuple[Engine, Stream]:
+    """Build the engine of a configuration at its first step, and its stream, both on the engine's device.
+
+    `allotted` is what the run gets under its budgets; left out, it is measured.
+    """
+    if allotted is None:
+        allotted = measured(config, live or Live(), lambda other, given: _without_limits(other, data_root, given)) or Allotment()
+    memory = config.memory if allotted.memory is None else allotted.memory
+    engine, stream = _without_limits(replace(config, memory=memory), data_root, live)
+    engine.updates_per_step, engine.fit_images = allotted.updates, allotted.fit_images
+    return engine, stream if allotted.complexity is None else paced(stream, allotted.complexity)
+
+
+def _without_limits(config: RunConfig, data_root: str | Path | None, live: Live | None) -> tuple[Engine, Stream]:
+    """Build the engine and the stream as if there were no budgets."""
     stream = streams.build(config.stream, config.seed, data_root)
     streams.check_evaluations(stream)
     data = stream.data
@@ -253,24 +281,29 @@ def _train(work: Work, code: Code, watch: Watch, threads: int | None, callbacks:
     begun = replace(config, layout=state["layout"]) if state else work.in_its_layout()
     forget_peak()
     kept = Written.of(state["record"]) if state else None
-    trainer = build(begun, folder / "metrics.jsonl", work.data_root, kept, callbacks, work.live.copied())
+    allotted = Allotment.of(state[ALLOTTED]) if state and ALLOTTED in state else work.allotted
+    if allotted is None:
+        allotted = measured(begun, work.live, lambda other, given: _without_limits(other, work.data_root, given))
+    trainer = build(begun, folder / "metrics.jsonl", work.data_root, kept, callbacks, work.live.copied(), allotted)
     if trainer.engine.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(trainer.engine.device)
     begun_with = state["threads"] if state else work.threads
     with closing(trainer.recorder), with_threads(begun_with or threads or torch.get_num_threads()):
         if state is not None:
             _restore(trainer, state, saved)
-        _write_config(work, trainer)
+        per_image = forward_flops(trainer.engine)
+        told = {} if allotted is None else {ALLOTTED: allotted.as_text()}
+        _write_config(work, trainer, {"forward_flops": per_image, **told})
         (folder / STOPPED).unlink(missing_ok=True)
         try:
-            _finish(trainer, config, code, saved, watch)
+            _finish(trainer, config, code, saved, watch, told)
         except StopTraining as stop:
             why = f": {stop}" if str(stop) else ""
             write_text(folder / STOPPED, f"after step {trainer.at} of {len(trainer.stream)}{why}")
             return
         record = trainer.recorder.sync()
         _note_peak(trainer)
-    timing = vars(trainer.timing) | {"steps": len(trainer.stream), "run": run_name(asdict(config))}
+    timing = vars(trainer.timing) | {"steps": len(trainer.stream), "run": run_name(asdict(config))} | costs(trainer, per_image)
     checkpoint.write_atomically(folder / "timing.json", lambda beside: beside.write_text(sealed(timing)))
     report.write_run_report(folder, record)
 
@@ -331,13 +364,14 @@ def _late_files(folder: Path) -> Files:
     return []
 
 
-def _finish(trainer: Trainer, config: RunConfig, code: Code, saved: Path, watch: Watch) -> None:
-    """Step to the end of the stream; save regularly, and when asked to stop."""
+def _finish(trainer: Trainer, config: RunConfig, code: Code, saved: Path, watch: Watch, told: dict[str, Any]) -> None:
+    """Step to the end of the stream; save regularly, and when asked to stop. `told` goes into every checkpoint."""
     constant = {
         "config": {name: value for name, value in asdict(config).items() if name not in NO_EFFECT_ON_RESULTS},
         "stream_hash": trainer.stream.hash,
         "threads": torch.get_num_threads(),
         "layout": layout_of(trainer.engine.net),
+        **told,
     }
     loaded_before = _late_files(saved.parent)
 
@@ -406,11 +440,11 @@ def resume_command(folder: Path) -> str:
     return f"gracecl resume {shlex.quote(str(folder))}"
 
 
-def _write_config(work: Work, trainer: Trainer) -> None:
-    """Write config.json: what was asked for and what it became."""
+def _write_config(work: Work, trainer: Trainer, told: dict[str, Any]) -> None:
+    """Write config.json: what was asked for and what it became; `told` is what was measured."""
     engine = trainer.engine
     described: dict[str, Any] = {
-        **{name: value for name, value in asdict(work.config).items() if (name, value) != ("plugin_code", None)},
+        **{name: value for name, value in asdict(work.config).items() if value is not None or name not in LEFT_OUT},
         "stream_hash": trainer.stream.hash,
         "stream_steps": len(trainer.stream),
         "tasks": len(trainer.stream.marks),
@@ -423,6 +457,7 @@ def _write_config(work: Work, trainer: Trainer) -> None:
         "versions": {"gracecl": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "threads": torch.get_num_threads(),
         "layout_used": layout_of(engine.net),
+        **told,
     }
     if work.data_root is not None:
         write_text(work.folder / "data_root", str(Path(work.data_root).resolve()))

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gracecl.engine.engine import Engine
+from gracecl.engine.cost import flops, forward_flops
 from gracecl.errors import UserError
 from gracecl.lab.runs import launch
 from gracecl.lab.runs.run import RunConfig, Work, learner_and_stream, with_threads
@@ -114,18 +114,8 @@ def probe(config: RunConfig, data_root: str | None) -> Probe:
     seconds, held = (time.perf_counter() - started) / taken, peak_memory()
     if engine.device.type == "cuda":
         held = torch.cuda.max_memory_allocated(engine.device)
-    flops = forward_flops(engine) * (forward + 2 * backward) / taken
-    return Probe(len(stream), (forward + backward) / taken, flops, seconds, held)
-
-
-def forward_flops(engine: Engine) -> float:
-    """Count the FLOPs of one image's forward pass: PyTorch's counter overstates gradients of depthwise kernels."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    images = engine.net.inputs.seen(2, torch.zeros).to(engine.device)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        engine.net(images)
-    return float(counter.get_total_flops()) / len(images)
+    taking = flops(forward_flops(engine), forward, backward) / taken
+    return Probe(len(stream), (forward + backward) / taken, taking, seconds, held)
 
 
 def line(found: Estimate) -> str:
@@ -141,11 +131,11 @@ def line(found: Estimate) -> str:
 def total(found: Sequence[Estimate], jobs: int) -> str:
     """Describe the total in a line."""
     runs, hours = sum(one.left for one in found), sum(one.hours for one in found)
-    images, flops = sum(one.images for one in found), sum(one.flops for one in found)
+    images, computed = sum(one.images for one in found), sum(one.flops for one in found)
     held = sum(sorted((one.probe.peak_bytes for one in found for _ in range(one.left)), reverse=True)[:jobs])
     of_all = "" if (there := memory()) is None else f" of {there / 1e9:.1f} here"
     return (
-        f"{runs} runs are left, {images:,.0f} images forward and backward, {flops / 1e15:,.3g} PFLOP, about {hours:.1f} hours of "
-        f"one core, {hours / jobs:.1f} with {jobs} runs at once, which hold {held / 1e9:.1f} GB{of_all}; "
+        f"{runs} runs are left, {images:,.0f} images forward and backward, {computed / 1e15:,.3g} PFLOP, about {hours:.1f} hours "
+        f"of one core, {hours / jobs:.1f} with {jobs} runs at once, which hold {held / 1e9:.1f} GB{of_all}; "
         "evaluations and fits come on top"
     )
