@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from fractions import Fraction
@@ -19,6 +20,8 @@ from gracecl.engine.allotment import Allotment, allot, slots_within
 from gracecl.engine.cost import StepCost, bytes_kept, dry_run, flops, forward_flops
 from gracecl.engine.engine import Engine
 from gracecl.engine.footprint import bytes_by_part
+from gracecl.engine.loop import Log, Loop
+from gracecl.engine.prequential import predict
 from gracecl.errors import UserError
 from gracecl.files import sizes_in
 from gracecl.functional.budgets import complexity, learned_batches, model_version, updates_at, updates_before
@@ -170,6 +173,7 @@ def hand_count(engine: Engine) -> dict[str, int]:
     return {"net": sum(entries), "optimizer": 2 * sum(trained) + 4 * len(trained), "extras": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["er()", "derpp()", "sgd(classes='current') + lwf()", "mkd(er())"])
 def test_bytes_kept_equal_a_count_by_hand(method: str) -> None:
     """40 images of 8 × 8 bytes with labels of 8, DER++'s logits of 4 classes, LwF's teacher with its flag of each class, MKD's
@@ -239,6 +243,7 @@ def test_several_updates_of_a_step_are_cut_to_what_is_allowed() -> None:
     assert [outcome.updates for outcome in made if outcome is not None] == [2, 3, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_dry_run_measures_a_full_memory_and_moves_nothing_of_the_run() -> None:
     """ER with 10 new and 64 drawn images, of which the memory holds 40; MIR scores those before and after a virtual step."""
     costs = {
@@ -255,7 +260,7 @@ def test_a_dry_run_measures_a_full_memory_and_moves_nothing_of_the_run() -> None
     assert (costs["slda()"].beside, costs["er()"].beside, costs["er()"].slot) == (10 * f, 0, 64 + 8)
 
 
-# Streams with a speed.
+# Streams with a speed, and labels that come late.
 
 
 def test_batches_and_versions_of_the_worked_complexities() -> None:
@@ -308,6 +313,38 @@ def test_a_paced_stream_shows_every_batch_to_the_model_that_would_predict_it(tex
     assert made.hash == whole.hash, "it is the same stream, of which less is learned"
 
 
+class Recording(Log):
+    """Keeps what was predicted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[dict[str, Any]] = []
+
+    def write(self, lines: list[dict[str, Any]]) -> None:
+        self.lines += [line for line in lines if line["kind"] == "prequential"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("late", [0, 2])
+def test_stale_models_predict_what_arrives(late: int) -> None:
+    """Against a literal loop: at C = 5/2 every batch is predicted by a copy of the model of its version; and so are late labels."""
+    c, made = Fraction(5, 2), config("er()", steps=24, stream=f"delayed({STREAM}, {late})")
+    engine, order = learner_and_stream(made, allotted=Allotment(complexity=c))
+    whole, log = learner_and_stream(config("er()", steps=24 + late))[1], Recording()
+    Loop(engine, order.batch, steps=len(order), log=log, test=order, prequential=True).run()
+    learner, _ = learner_and_stream(made)
+    models = [copy.deepcopy(learner)]
+    for step in range(len(order)):
+        learner.learn(order.batch(step))
+        models.append(copy.deepcopy(learner))
+    expected: list[int] = []
+    for batch in range(24 + late):
+        version = model_version(max(batch - late, 0), c)
+        expected += predict(models[min(version, len(order) - 1)], whole.batch(batch)).predictions.tolist()
+    assert [guess for line in log.lines for guess in line["predictions"]] == expected
+    assert [line["step"] for line in log.lines] == list(range(len(order)))
+
+
 def test_a_learner_that_keeps_up_has_the_stream_itself() -> None:
     whole = numbered()
     assert paced(whole, Fraction(1)) is whole
@@ -328,7 +365,7 @@ def test_late_labels_are_predicted_before_they_come() -> None:
     late = stream(whole.data, family="delayed(split(tasks=2, batch=4), 2)")
     drained = stream(whole.data, family="delayed(split(tasks=2, batch=4), 2, drain=True)")
     for made in (late, drained):
-        asked = [made.arrivals(step)[0][:, 0, 0, 0].tolist() for step in range(len(made))]
+        asked = [made.arrivals(step).x[:, 0, 0, 0].tolist() for step in range(len(made))]
         batches = [whole.batch(step).x[:, 0, 0, 0].tolist() for step in range(20)]
         assert asked[0] == [image for batch in batches[:3] for image in batch]
         assert asked[1:18] == batches[3:]
@@ -419,6 +456,7 @@ def test_a_checkpoint_tells_its_bytes_without_being_read(tmp_path: Path) -> None
     assert sizes_in(folder / "config.json", "trainer") is None
 
 
+@pytest.mark.slow
 def test_flops_are_counted_without_moving_the_net() -> None:
     engine, _ = learner_and_stream(config("er()", net="resnet18(width=8)", stream="split-digits(size=16, tasks=5)"))
     before = {name: value.clone() for name, value in engine.net.state_dict().items()}

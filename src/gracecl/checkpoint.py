@@ -70,7 +70,7 @@ def load(path: Path, remedy: str = "delete it to start this run anew") -> dict[s
 def peek(path: Path, name: str) -> Any:
     """Return one entry without tensors of a saved state, None if absent. No digest is compared."""
     try:
-        return unfold(entries_of(path).get(name), lambda kind, name: {}[name])
+        return unfold(entries_of(path).get(name), lambda kind, name: dict[str, Any]()[name])
     except (ValueError, KeyError, TypeError):
         return None
 

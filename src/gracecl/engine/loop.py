@@ -241,6 +241,8 @@ class Loop:
         """the last one"""
         self.predictions: Predictions | None = None
         """of the last batch, made before it was learned"""
+        self.late = test is not None and test.arriving is not None
+        """whether batches are learned some time after they arrived"""
         self._ended = False
 
     @property
@@ -281,7 +283,7 @@ class Loop:
         self._predict(step, batch)
         started, meter = time.perf_counter(), self.engine.net.meter
         forward, backward = meter.forward, meter.backward
-        batch = placed(self.engine, batch, self.predictions)
+        batch = placed(self.engine, batch, None if self.late else self.predictions)
         if self.engine.task_open and batch.task != self.engine.progress.task:
             self._end_task(step - 1)  # of which nobody could know that its last batch was the last
         outcome = self.engine.learn(batch)
@@ -301,10 +303,11 @@ class Loop:
                 self._evaluate(step)
 
     def _predict(self, step: int, batch: StreamBatch) -> None:
-        """Predict the batch of a step before it is learned, and the one that comes `near_future` steps later."""
-        if self.prequential:
-            with self._evaluating(learning=needs_predictions(self.engine)):
-                self.predictions = predict(self.engine, batch, self.probabilities)
+        """Predict what arrived before the batch of a step is learned, and the batch that comes `near_future` steps later."""
+        arrived = self.test.arrivals(step) if self.late and self.test is not None else batch
+        if self.prequential and len(arrived):
+            with self._evaluating(learning=needs_predictions(self.engine) and not self.late):
+                self.predictions = predict(self.engine, arrived, self.probabilities)
             self.log.predicted("prequential", step + self.begin, self.predictions)
         if self.near_future and self.steps is not None and step + self.near_future < self.steps:
             later = self.batch(step + self.near_future)

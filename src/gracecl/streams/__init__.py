@@ -102,15 +102,15 @@ class Stream:
         task, fresh = int(self.task_of_step[step]), bool(self.fresh[step])
         return StreamBatch(self.inputs(items), self.labels(items), positions, task, fresh, self.ends_task(step))
 
-    def arrivals(self, step: int) -> tuple[Batched, Ints]:
-        """Inputs and labels that arrive before the batch of a step is learned and after the one before was: what a learner predicts
-        first. Those of the batch itself, unless labels come late or the learner is too slow for the stream.
+    def arrivals(self, step: int) -> StreamBatch:
+        """What arrives before the batch of a step is learned and after the one before was, which a learner predicts first.
+
+        It is the batch itself, unless labels come late or the learner is too slow for the stream; then it may also be nothing.
         """
         if self.arriving is None or self.arrived is None:
-            batch = self.batch(step)
-            return batch.x, batch.labels
+            return self.batch(step)
         items = self.arriving[self.arrived[step - 1] if step else 0 : self.arrived[step]]
-        return self.inputs(items), self.labels(items)
+        return StreamBatch(self.inputs(items), self.labels(items))
 
     def inputs(self, items: Ints) -> Batched:
         """What the learner sees of entries of the order: the training images of these numbers."""
