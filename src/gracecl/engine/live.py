@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gracecl.engine import auto
 from gracecl.errors import UserError
 from gracecl.methods.base import Method
 from gracecl.registry import objects, spec
@@ -32,6 +33,8 @@ class Live:
         With `weights`, two nets of one class and other weights are two nets: for runs, whose results depend on where they begin.
         """
         texts, given = dict(options), dict[str, Any]()
+        if isinstance(texts.get("net"), nn.Module) and "method" in texts:
+            texts["method"] = auto.meant(texts["method"], texts["net"])  # afterwards the module is but a name
         for name in NAMES:
             value = texts.get(name)
             if value is not None and not isinstance(value, str) and _fits(name, value):

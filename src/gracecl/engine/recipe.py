@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch
 
 from gracecl import detectors, nets, rng
+from gracecl.engine import auto
 from gracecl.engine.engine import Engine
 from gracecl.engine.live import Live
 from gracecl.errors import Misfit, UserError
@@ -38,6 +39,10 @@ MOST_OF_ONE_VALUE = 0.25
 @dataclass(frozen=True)
 class Recipe(LearnerOptions):
     """What makes a learner, besides its data. Equal recipes and data give equal results to the bit."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "method", auto.meant(self.method, self.net))
+        super().__post_init__()
 
     def check(self, live: Live) -> Method:
         """Refuse names and expressions that mean nothing, before anything is built; return the method.

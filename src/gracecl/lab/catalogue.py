@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from gracecl.lab import paper
 from gracecl.registry import methods
+from gracecl.registry.options import AUTO_FROM_SCRATCH, AUTO_ON_FEATURES
 
 TASK_WORDS = {"unused": "–", "used": "uses", "required": "needs"}
 
@@ -201,7 +202,8 @@ def table() -> str:
         )
         for line in lines
     ]
-    return "\n".join([*rows, "", LEGEND, *textwrap.wrap(f"also understood: {also_understood()}", 80)])
+    notes = [f"also understood: {also_understood()}", ON_AUTO]
+    return "\n".join([*rows, "", LEGEND, *(line for note in notes for line in textwrap.wrap(note, 80))])
 
 
 def also_understood(quote: str = "") -> str:
@@ -212,6 +214,7 @@ def also_understood(quote: str = "") -> str:
     return "; ".join(f"{', '.join(listed)} for {quote}{name}{quote}" for name, listed in others.items())
 
 
+ON_AUTO = f"auto is {AUTO_ON_FEATURES} on a pretrained or frozen net, {AUTO_FROM_SCRATCH} on a new one"
 LEGEND = """\
 tasks   needs task marks, uses them where the stream has some, or – does not
 grace   works inside grace(...): yes; head, with train_head=True; γ, only the
@@ -234,7 +237,7 @@ def markdown() -> str:
             f"| {TASK_WORDS[facts.tasks]} | {facts.keeps} | {facts.images} | {'–' if reported is None else f'{reported:.1f}'} |"
         )
     header = "| method | year | family | what it does | inside `grace(...)` | task marks | keeps | images per step | paper |"
-    names = f"Also understood: {also_understood('`')}. A run is recorded under the method's name here.\n"
+    names = f"Also understood: {also_understood('`')}. A run is recorded under the method's name here.\n\n{ON_AUTO}.\n"
     return "\n".join([PAGE, names, header, "|---|---|---|---|---|---|---|---:|---:|", *rows, ""])
 
 

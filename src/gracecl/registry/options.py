@@ -48,6 +48,11 @@ ADDED_LATER = {
 """settings that older runs lack; at these values they are left out of the folder's hash, so that older runs are found"""
 
 
+AUTO_ON_FEATURES = "closed(temperature=True)"
+AUTO_FROM_SCRATCH = "best()"
+"""what the method `auto` stands for on a net that is pretrained or frozen, and on one that begins from scratch (engine/auto.py)"""
+
+
 @dataclass(frozen=True)
 class LearnerOptions:
     """Options that a run and an embedded learner share."""
@@ -56,7 +61,7 @@ class LearnerOptions:
     """subject of errors about its values"""
 
     method: str = "grace"
-    """an expression such as grace(er(n_recall=64)); grace alone is grace(mose()), the paper's system"""
+    """an expression such as grace(er(n_recall=64)); grace alone is grace(mose()), the paper's system; auto follows from the net"""
     net: str = "resnet18(width=64)"
     """an expression such as "resnet18(width=20)" """
     memory: Annotated[int, AtLeast(0)] = 1000
