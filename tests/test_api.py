@@ -196,7 +196,7 @@ def test_a_data_frame_is_made_of_them(result: Result, monkeypatch: pytest.Monkey
         frame, lines = result.to_pandas(what), getattr(result, what)
         assert list(frame.columns) == list(dict.fromkeys(name for line in lines for name in line))
         assert frame["step"].tolist() == [line["step"] for line in lines]
-    with pytest.raises(UserError, match="the tables evaluations and steps, not 'losses'"):
+    with pytest.raises(UserError, match="the tables evaluations, steps, predictions, gaps, calibration, not 'losses'"):
         result.to_pandas("losses")  # type: ignore[arg-type]
 
 

@@ -26,11 +26,12 @@ from gracecl.engine.engine import NOTHING_LEARNED, Engine
 from gracecl.engine.evaluate import seen_scores
 from gracecl.engine.finite import check_losses
 from gracecl.engine.live import Live
-from gracecl.engine.loop import Callbacks, Loop
+from gracecl.engine.loop import Callbacks, Loop, PredictionLog
 from gracecl.engine.read_ahead import read_ahead
 from gracecl.engine.recipe import Recipe, name_flat_images, name_unfit_augmentation
 from gracecl.errors import Misfit, UserError
 from gracecl.forking import calls
+from gracecl.functional.prequential import Prequential
 from gracecl.inputs import Batched, Inputs, inputs_of, restored
 from gracecl.inputs import Images as ImageInputs
 from gracecl.methods.base import Method
@@ -217,15 +218,41 @@ class Learner:
         `callbacks` are called between steps and may stop (see `gracecl.Callback`); the learner then stays at that step. If one of
         them has `on_evaluation`, the test images of a stream are evaluated at its marks, and every `eval_every` steps.
         """
-        listening = Callbacks(callbacks)
-        if isinstance(stream, (Stream, Data, str)):
-            loop = self._loop_over(self._own_numbers(self._stream(stream, data)), start, listening, eval_every)
-        else:
-            loop = self._loop_through(stream, start, listening, eval_every)
-        loop.run()
+        self._loop(stream, data, start, Callbacks(callbacks), eval_every).run()
         return self
 
-    def _loop_over(self, stream: Stream, start: int, callbacks: Callbacks, eval_every: int) -> Loop:
+    @one_at_a_time
+    def prequential(
+        self, stream: Stream | Data | str | Iterable[Any], data: str | Path | None = None, *, callbacks: Iterable[Any] = ()
+    ) -> Prequential:
+        """Learn a stream as `fit` does, and predict each batch before it is learned; return what was right (test-then-train).
+
+        A batch is predicted as a whole; batches of one example are predicted and learned one by one. Before anything was learned
+        nothing is predicted, which counts as wrong, as an example of a class never met does. Labels are class numbers in the
+        result; `classes_[result.labels]` are the labels themselves.
+
+        >>> result = Learner("er").prequential("split-digits(tasks=5)")
+        >>> result.accuracy, result.sliding(1000), result.measures["kappa_temporal"]
+        """
+        log = PredictionLog()
+        self._loop(stream, data, 0, Callbacks(callbacks), 0, log).run()
+        return Prequential.of(log.lines)
+
+    def _loop(
+        self,
+        stream: Stream | Data | str | Iterable[Any],
+        data: str | Path | None,
+        start: int,
+        callbacks: Callbacks,
+        eval_every: int,
+        log: PredictionLog | None = None,
+    ) -> Loop:
+        """Return the loop over a stream or through batches; with a log, each batch is predicted before it is learned."""
+        if isinstance(stream, (Stream, Data, str)):
+            return self._loop_over(self._own_numbers(self._stream(stream, data)), start, callbacks, eval_every, log)
+        return self._loop_through(stream, start, callbacks, eval_every, log)
+
+    def _loop_over(self, stream: Stream, start: int, callbacks: Callbacks, eval_every: int, log: PredictionLog | None) -> Loop:
         """Return the loop over an indexed stream, from one of its steps on."""
         stream = self.engine.as_seen(stream.to(self.engine.device))
         check_marks(self.engine, stream)
@@ -251,10 +278,14 @@ class Learner:
             steps=len(stream),
             test=stream if callbacks.of["on_evaluation"] else None,
             eval_every=eval_every,
+            log=log,
+            prequential=log is not None,
             callbacks=callbacks,
         )
 
-    def _loop_through(self, source: Iterable[Any], start: int, callbacks: Callbacks, eval_every: int) -> Loop:
+    def _loop_through(
+        self, source: Iterable[Any], start: int, callbacks: Callbacks, eval_every: int, log: PredictionLog | None
+    ) -> Loop:
         """Return the loop through batches that come one after the other."""
         if start:
             raise UserError(
@@ -283,7 +314,8 @@ class Learner:
             except UserError as error:
                 raise UserError(f"batch {number}: {error}") from None
 
-        return Loop(self.engine, batch, begin=self.engine.progress.step, callbacks=callbacks)
+        begin = self.engine.progress.step
+        return Loop(self.engine, batch, begin=begin, log=log, prequential=log is not None, callbacks=callbacks)
 
     @one_at_a_time
     def end_task(self) -> None:

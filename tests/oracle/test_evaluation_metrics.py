@@ -10,6 +10,7 @@ from sklearn.metrics import cohen_kappa_score
 from sklearn.metrics import confusion_matrix as confusion_of_sklearn
 
 from gracecl.functional import metrics as m
+from gracecl.functional.prequential import Prequential
 
 LABELS = np.array([0, 0, 1, 1, 1, 0, 2, 2, 2, 2, 0, 1])
 PREDICTIONS = np.array([0, 1, 1, 1, 0, 0, 1, 2, 2, 2, 2, 1])
@@ -86,6 +87,66 @@ def test_baselines_by_a_literal_loop() -> None:
             most = max(before.count(label) for label in before)
             expected = min((label for label in before if before.count(label) == most), key=first.__getitem__)
             assert m.window_mode(labels, window)[i] == expected
+
+
+@pytest.mark.parametrize("shift", [0, 1, 2])
+def test_baselines_of_batches_and_of_later_batches_by_a_literal_loop(shift: int) -> None:
+    labels, _ = drawn(4, items=120)
+    sizes = [7, 1, 30, 2, 2, 40, 18, 20]
+    assert sum(sizes) == len(labels)
+    first = {label: labels.tolist().index(label) for label in set(labels.tolist())}
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    for window in (1, 3, 1000):
+        found = m.window_mode(labels, window, sizes, shift)
+        for number, size in enumerate(sizes):
+            known = labels[: starts[number - shift] if number >= shift else 0].tolist()[-window:]
+            most = max((known.count(label) for label in known), default=0)
+            modes = [label for label in known if known.count(label) == most]
+            expected = min(modes, key=first.__getitem__) if known else m.NO_PREDICTION
+            assert found[starts[number] : starts[number] + size].tolist() == [expected] * size
+    assert m.no_change(labels, sizes, shift).tolist() == m.window_mode(labels, 1, sizes, shift).tolist()
+    assert m.running_majority(labels, sizes, shift).tolist() == m.window_mode(labels, 1000, sizes, shift).tolist()
+    asked = sum(sizes[:shift])
+    right = [
+        (m.window_mode(labels, window, sizes, shift)[asked:] == labels[asked:]).mean() for window in (1, 10, 100, len(labels) + 1)
+    ]
+    assert m.blind_acc(labels, sizes, shift) == max(right)
+
+
+def test_the_shift_from_which_labels_alone_say_nothing() -> None:
+    blocks = np.repeat(np.arange(8), 40)  # each class comes in 4 batches of 10
+    assert m.blind_acc(blocks, 10) > 1 / 8
+    assert m.blind_acc(blocks, 10, 2) > 1 / 8 > m.blind_acc(blocks, 10, 4)
+    assert m.blind_shift(blocks, 10) == 4
+    assert m.blind_shift(blocks, [10] * 32) == 4
+    assert m.blind_shift([0, 0, 0], 1) == 0
+    assert m.blind_shift([], 1) is None
+
+
+def test_numbers_of_predictions_are_those_of_single_functions() -> None:
+    found = Prequential.of([{"labels": LABELS[at : at + 1], "predictions": PREDICTIONS[at : at + 1]} for at in range(12)])
+    assert found.measures == pytest.approx(
+        {
+            "prequential": 100 * 8 / 12,
+            "majority": 100 / 12,
+            "no_change": 50,
+            "kappa": 0.5,
+            "kappa_majority": 0.6363636364,
+            "kappa_temporal": 1 / 3,
+        }
+    )
+    assert found.fading(0.9)[[0, 1, -1]] == pytest.approx([100, 47.37, 67.70], abs=0.01)
+    assert found.fading(1.0)[-1] == found.sliding(12)[-1] == found.accuracy
+    assert found.sliding(4)[-1] == 75
+    assert found.tumbling(4).tolist() == [75, 50, 75]
+    in_fours = Prequential.of([{"labels": LABELS[at : at + 4], "predictions": PREDICTIONS[at : at + 4]} for at in (0, 4, 8)])
+    assert in_fours.accuracy == found.accuracy
+    assert in_fours.measures["no_change"] == pytest.approx(100 * 3 / 12), "the last label of the batch before"
+    assert in_fours.measures["kappa_temporal"] == pytest.approx(m.kappa_temporal(LABELS, PREDICTIONS, 4))
+    assert in_fours.measures["kappa_majority"] == pytest.approx(m.kappa_majority(LABELS, PREDICTIONS, 4))
+    nothing = Prequential.of([])
+    assert (nothing.measures, len(nothing), repr(nothing)) == ({}, 0, "Prequential(nothing was predicted)")
+    assert repr(found).startswith("Prequential(12 items: 66.7 % right; blind: majority 8.3 %, no_change 50.0 %; kappa 0.500")
 
 
 def test_kappas_by_the_worked_example() -> None:

@@ -60,6 +60,7 @@ def test_one_task() -> None:
         "forgetting_mose": 0.0,
         "bwt": 0.0,
         "learning_acc": 72.0,
+        "relative_forgetting": 0.0,
     }
     assert {name: metric([[60.0], [72.0]]) for name, metric in metrics.ANYTIME_METRICS.items()} == {
         "aaa": 66.0,
@@ -86,9 +87,10 @@ def test_a_matrix_is_square() -> None:
 
 
 def test_every_metric_has_a_direction() -> None:
-    assert {*metrics.MATRIX_METRICS, *metrics.ANYTIME_METRICS, "ece", "nll"} == set(metrics.HIGHER_IS_BETTER)
+    assert {*metrics.MATRIX_METRICS, *metrics.ANYTIME_METRICS, *metrics.ABOUT} == set(metrics.HIGHER_IS_BETTER)
     lower = {name for name, higher in metrics.HIGHER_IS_BETTER.items() if not higher}
-    assert lower == {"forgetting", "forgetting_mose", "ece", "nll"}
+    matrix = {"forgetting", "forgetting_mose", "relative_forgetting"}
+    assert lower == matrix | {"gap_depth", "intransigence", "ece", "nll", "brier"}
 
 
 def test_any_time_average() -> None:

@@ -180,6 +180,17 @@ class Log:
         """Keep what was logged; nowhere, here."""
 
 
+class PredictionLog(Log):
+    """Keeps what was predicted for batches before they were learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[dict[str, Any]] = []
+
+    def write(self, lines: list[dict[str, Any]]) -> None:
+        self.lines += [line for line in lines if line["kind"] == "prequential"]
+
+
 @dataclass
 class Timing:
     """Seconds spent and images looked at, kept through resumes."""
@@ -215,6 +226,8 @@ class Loop:
         log: Log | None = None,
         test: Stream | None = None,
         eval_every: int = 0,
+        eval_every_images: int = 0,
+        eval_after_marks: int = 0,
         prequential: bool = False,
         near_future: int = 0,
         probabilities: bool = False,
@@ -222,13 +235,15 @@ class Loop:
     ) -> None:
         """`batch` gives the batch of a step of the stream, None after the last; `begin` is the learner's step at step 0.
 
-        `steps` is the length of the stream where it is known. `test` is the stream whose test images are evaluated at its marks
-        and every `eval_every` steps; without one nothing is evaluated. With `prequential` each batch is predicted before it is
+        `steps` is the length of the stream where it is known. `test` is the stream whose test images are evaluated at its marks,
+        every `eval_every` steps, every `eval_every_images` images, and after each of the `eval_after_marks` steps that follow a
+        mark; without one nothing is evaluated. With `prequential` each batch is predicted before it is
         learned; with `near_future` the batch so many steps later is predicted too, which needs `steps`. `probabilities` are noted
         beside the predictions.
         """
         self.engine, self.batch, self.begin, self.steps = engine, batch, begin, steps
-        self.log, self.test, self.eval_every = log or Log(), test, eval_every
+        self.log, self.test = log or Log(), test
+        self.eval_every, self.eval_every_images, self.eval_after_marks = eval_every, eval_every_images, eval_after_marks
         self.prequential, self.near_future, self.probabilities = prequential, near_future, probabilities
         if prequential or near_future:
             check_predicts(engine.chain, probabilities)
@@ -296,11 +311,28 @@ class Loop:
         self.callbacks.call("on_step", lambda: self._state(result=outcome, predictions=self.predictions))
         if batch.last_of_task:
             self._end_task(step)
-        if self.test is not None and (step in self.test.marks or (self.eval_every and (step + 1) % self.eval_every == 0)):
+        if self._is_due(step):
             with self._evaluating():
                 self.engine.get_ready()
             if self.engine.unfinished_fit is None:
                 self._evaluate(step)
+
+    def _is_due(self, step: int) -> bool:
+        """Whether an evaluation follows this step."""
+        if self.test is None:
+            return False
+        marks = self.test.marks
+        passed = marks[marks < step]
+        shortly_after = len(passed) > 0 and step - int(passed[-1]) <= self.eval_after_marks
+        return bool(step in marks or shortly_after or self._is_regular(step))
+
+    def _is_regular(self, step: int) -> bool:
+        """Whether a step ends one of the equal distances at which is evaluated."""
+        assert self.test is not None
+        if self.eval_every and (step + 1) % self.eval_every == 0:
+            return True
+        reached = [int(self.test.ends[at]) if at >= 0 else 0 for at in (step - 1, step)]
+        return self.eval_every_images > 0 and reached[1] // self.eval_every_images > reached[0] // self.eval_every_images
 
     def _predict(self, step: int, batch: StreamBatch) -> None:
         """Predict what arrived before the batch of a step is learned, and the batch that comes `near_future` steps later."""
@@ -355,10 +387,31 @@ class Loop:
         with self._evaluating():
             images = self.test.test_images(self.engine.progress.seen, step)
             self.evaluation = found = evaluate(self.engine, *images, masks)
-        mark, at_mark = int(np.searchsorted(self.test.marks, step)), step in self.test.marks
-        about = {"task": mark, "task_end": at_mark, "accuracy": found.accuracy, "ece": found.ece, "nll": found.nll}
-        self.log.event("eval", step + self.begin, **about)
+        marks, at = self.test.marks, step + self.begin
+        mark, at_mark = int(np.searchsorted(marks, step)), step in marks
+        line: dict[str, Any] = {"task": mark, "task_end": at_mark, "accuracy": found.accuracy, "ece": found.ece, "nll": found.nll}
+        line |= {"brier": found.brier, "task_images": found.images, "regular": self._is_regular(step)}
+        if found.task_found:
+            line["task_found"] = found.task_found
+        if at_mark and found.calibration is not None:
+            line["calibration"] = vars(found.calibration)
+        if at_mark and (ahead := self._before_training(mark + 1)):
+            line["next_task"] = ahead
+        self.log.event("eval", at, **line)
+        if step == marks[-1]:
+            self.log.event("confusion", at, rule=self.engine.chain.rule, counts=found.confusion)
         self.callbacks.call("on_evaluation", lambda: self._state(evaluation=found))
+
+    def _before_training(self, task: int) -> dict[str, float] | None:
+        """Percent right on a task that has not begun, and by a guess; None where its classes are not those of the tasks before."""
+        assert self.test is not None
+        chosen, seen = self.test.test_task == task, self.engine.progress.seen
+        if self.test.rule != "tasks so far" or not chosen.any() or not np.isin(self.test.data.test_y[chosen], seen).all():
+            return None
+        with self._evaluating():
+            batch = StreamBatch(self.test.data.test_x[np.flatnonzero(chosen)], self.test.data.test_y[chosen])
+            right = predict(self.engine, batch).right
+        return {"accuracy": 100 * float(right.mean()), "chance": 100 / len(seen)}
 
     def _state(self, **found: Any) -> TrainingState:
         return TrainingState(self.engine, self.at, self.steps, self.engine.progress.task, **found)

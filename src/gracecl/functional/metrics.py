@@ -16,7 +16,7 @@ from 0, with NO_PREDICTION where there was none, which counts as wrong. They giv
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,9 +28,15 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Evaluations = Sequence[npt.ArrayLike]
+Batching = int | npt.ArrayLike
+"""items in every batch, or in each of them"""
 
 NO_PREDICTION = -1
 """stands where nothing was predicted yet"""
+BINS = 15
+"""of probabilities, for calibration"""
+TOLERANCE = 5.0
+"""points below its accuracy before a boundary at which a task counts as recovered"""
 
 
 # --- from the accuracy matrix ---------------------------------------------------------------------------------------
@@ -102,8 +108,8 @@ def relative_forgetting(a: npt.ArrayLike, per_old_task: bool = False) -> float:
     code). It divides by T although there are T−1 terms; `per_old_task` divides by T−1. A best accuracy of 0 counts as 1.
     """
     a = _square(a)
-    if len(a) == 1:
-        return 0.0
+    if len(a) < 2:
+        return 0.0 if len(a) else math.nan
     best = np.array([a[j:, j].max() for j in range(len(a) - 1)])
     lost = (best - a[-1, :-1]) / np.where(best == 0, 1.0, best)
     return float(lost.sum() / (len(lost) if per_old_task else len(a)))
@@ -204,6 +210,8 @@ class Gap:
     """evaluations until the lowest one"""
     to_recover: int | None
     """evaluations until it was back, None if it never was"""
+    at: int
+    """number of the evaluation at the boundary, from 0"""
 
     @property
     def depth(self) -> float:
@@ -230,7 +238,7 @@ def stability_gaps(evaluations: Evaluations, tolerance: float = 0.0) -> list[Gap
             before, lowest = float(rows[begin][task]), int(after.argmin())
             back = np.flatnonzero(after[lowest:] >= before - tolerance)
             recovered = lowest + int(back[0]) + 1 if len(back) else None
-            gaps.append(Gap(number, task, before, float(after[lowest]), float(after[-1]), lowest + 1, recovered))
+            gaps.append(Gap(number, task, before, float(after[lowest]), float(after[-1]), lowest + 1, recovered, begin))
     return gaps
 
 
@@ -281,32 +289,70 @@ def tumbling_acc(correct: npt.ArrayLike, window: int) -> Array:
     return np.array([correct[start : start + window].mean() for start in range(0, len(correct), window)])
 
 
-def no_change(labels: npt.ArrayLike, batch: int = 1) -> Ints:
-    """Blind baseline: the last label. Labels that come in batches are all predicted by the last one of the batch before."""
+def known_labels(items: int, batch: Batching = 1, shift: int = 0) -> Ints:
+    """How many labels are known when each item is predicted: those before its own batch, or before the one `shift` earlier.
+
+    `batch` is the size of every batch, or the size of each.
+    """
+    sizes = np.full(-(-items // batch), batch) if isinstance(batch, int) else np.asarray(batch, np.int64)
+    starts = np.concatenate([np.zeros(shift, np.int64), np.cumsum(sizes) - sizes])[: len(sizes)]
+    known: Ints = np.repeat(starts, sizes)[:items]
+    return known
+
+
+def no_change(labels: npt.ArrayLike, batch: Batching = 1, shift: int = 0) -> Ints:
+    """Blind baseline: the last label that is known (`known_labels`), for all items of a batch alike."""
     labels = np.asarray(labels, np.int64)
-    before = np.arange(len(labels)) // batch * batch - 1
-    return np.where(before < 0, NO_PREDICTION, labels[before])
+    known = known_labels(len(labels), batch, shift)
+    return np.where(known == 0, NO_PREDICTION, labels[known - 1])
 
 
-def running_majority(labels: npt.ArrayLike) -> Ints:
-    """Blind baseline: the label that came most often before, of several the one met first."""
-    return window_mode(labels, len(np.asarray(labels)) + 1)
+def running_majority(labels: npt.ArrayLike, batch: Batching = 1, shift: int = 0) -> Ints:
+    """Blind baseline: the label that came most often among those known, of several the one met first."""
+    return window_mode(labels, len(np.asarray(labels)) + 1, batch, shift)
 
 
-def window_mode(labels: npt.ArrayLike, window: int) -> Ints:
-    """Blind baseline: the most frequent of the last `window` labels, of several the one met first; a window of 1 is `no_change`."""
-    counts: Counter[int] = Counter()
-    recent: deque[int] = deque()
-    met: dict[int, int] = {}
+def window_mode(labels: npt.ArrayLike, window: int, batch: Batching = 1, shift: int = 0) -> Ints:
+    """Blind baseline: the most frequent of the last `window` labels known, of several the one met first; 1 is `no_change`."""
+    labels = np.asarray(labels, np.int64)
+    classes, first, numbers = np.unique(labels, return_index=True, return_inverse=True)
+    by_arrival = np.argsort(first)
+    counted = np.argsort(by_arrival)[numbers]  # classes by arrival: the first of several maxima is the one met first
+    counts, taken = np.zeros(len(classes), np.int64), 0
     predicted = []
-    for label in np.asarray(labels).tolist():
-        predicted.append(max(counts, key=lambda one: (counts[one], -met[one])) if recent else NO_PREDICTION)
-        met.setdefault(label, len(met))
-        counts[label] += 1
-        recent.append(label)
-        if len(recent) > window:
-            counts[recent.popleft()] -= 1
+    for known in known_labels(len(labels), batch, shift).tolist():
+        for new in range(taken, known):
+            counts[counted[new]] += 1
+            if new >= window:
+                counts[counted[new - window]] -= 1
+        taken = known
+        predicted.append(classes[by_arrival[counts.argmax()]] if known else NO_PREDICTION)
     return np.array(predicted, np.int64)
+
+
+def blind_acc(labels: npt.ArrayLike, batch: Batching = 1, shift: int = 0, windows: Sequence[int] = (1, 10, 100)) -> float:
+    """The best that is right of `window_mode` at several windows and of `running_majority`, on batches from `shift` on."""
+    labels = np.asarray(labels, np.int64)
+    sizes = [batch] * shift if isinstance(batch, int) else list(np.asarray(batch)[:shift])
+    asked = slice(int(sum(sizes)), None)
+    guesses = [window_mode(labels, window, batch, shift) for window in (*windows, len(labels) + 1)]
+    return max(_mean(right(labels[asked], guess[asked])) for guess in guesses)
+
+
+def blind_shift(labels: npt.ArrayLike, batch: Batching = 1) -> int | None:
+    """The first of the shifts 0, 1, 2, 4, … at which no blind predictor beats the most frequent label of the stream; None without.
+
+    Al Kader Hammoud et al., ICCV 2023: from there on `near_future_acc` cannot be had from labels that follow one another.
+    """
+    labels = np.asarray(labels, np.int64)
+    batches = -(-len(labels) // batch) if isinstance(batch, int) else len(np.asarray(batch))
+    chance = _mean(right(labels, oracle_majority(labels)))
+    shift = 0
+    while shift < batches:
+        if blind_acc(labels, batch, shift) <= chance:
+            return shift
+        shift = max(1, 2 * shift)
+    return None
 
 
 def oracle_majority(labels: npt.ArrayLike) -> Ints:
@@ -331,7 +377,7 @@ def kappa(labels: npt.ArrayLike, predictions: npt.ArrayLike) -> float:
     return better_than(float(correct.mean()), chance)
 
 
-def kappa_temporal(labels: npt.ArrayLike, predictions: npt.ArrayLike, batch: int = 1) -> float:
+def kappa_temporal(labels: npt.ArrayLike, predictions: npt.ArrayLike, batch: Batching = 1) -> float:
     """κ against `no_change`: below 0 is worse than saying the last label again.
 
     Žliobaitė et al., Evaluation Methods and Decision Theory for Classification of Streaming Data with Temporal Dependence,
@@ -340,9 +386,9 @@ def kappa_temporal(labels: npt.ArrayLike, predictions: npt.ArrayLike, batch: int
     return better_than(_mean(right(labels, predictions)), _mean(right(labels, no_change(labels, batch))))
 
 
-def kappa_majority(labels: npt.ArrayLike, predictions: npt.ArrayLike) -> float:
+def kappa_majority(labels: npt.ArrayLike, predictions: npt.ArrayLike, batch: Batching = 1) -> float:
     """κ against `running_majority` (κ_M): below 0 is worse than saying the most frequent label."""
-    return better_than(_mean(right(labels, predictions)), _mean(right(labels, running_majority(labels))))
+    return better_than(_mean(right(labels, predictions)), _mean(right(labels, running_majority(labels, batch))))
 
 
 def near_future_acc(right_of: npt.ArrayLike, images: npt.ArrayLike, shift: int = 0) -> float:
@@ -407,32 +453,46 @@ MATRIX_METRICS: dict[str, Callable[[npt.ArrayLike], float]] = {
     "forgetting_mose": forgetting_mose,
     "bwt": bwt,
     "learning_acc": learning_acc,
+    "relative_forgetting": relative_forgetting,
 }
 """what one accuracy matrix gives"""
 
 ANYTIME_METRICS: dict[str, Callable[[Evaluations], float]] = {"aaa": aaa, "min_acc": min_acc, "wc_acc": wc_acc}
 """what a list of evaluations gives"""
 
-HIGHER_IS_BETTER: dict[str, bool] = {
-    "acc": True,
-    "aia": True,
-    "forgetting": False,
-    "forgetting_mose": False,
-    "bwt": True,
-    "learning_acc": True,
-    "aaa": True,
-    "min_acc": True,
-    "wc_acc": True,
-    "ece": False,
-    "nll": False,
+ABOUT = {
+    "ece": "expected calibration error at the end, a fraction",
+    "nll": "negative log-likelihood at the end, in nats",
+    "brier": "Brier score at the end, from 0 to 2",
+    "a_auc": "area under the any-time curve: the mean of accuracies over all images, at equal distances",
+    "gap_depth": "stability gap: how far an old task falls after a task has ended, mean over boundaries and old tasks",
+    "gap_recovered": f"percent of these falls after which the task came back, to {TOLERANCE:g} points",
+    "retention": "information retention: percent right of all test images by the last model",
+    "intransigence": "what is missing from the last model of a joint run on the same stream, mean over tasks when each was new",
+    "forward_transfer": "accuracy on a task before it is trained, above that of a guess, mean over tasks; domains alone",
+    "masked_acc": "final average accuracy among the classes of each image's task (task-incremental)",
+    "task_found": "percent of images taken for a class of their task, mean over tasks at the end",
+    "prequential": "percent right of the stream's images, each predicted before it was learned",
+    "majority": "percent right by always saying the label that came most often so far; knows no image",
+    "no_change": "percent right by saying the last label again; knows no image",
+    "kappa": "Cohen's κ of the prequential predictions: 0 is chance, 1 all right",
+    "kappa_majority": "κ against the most frequent label: below 0 is worse than saying that",
+    "kappa_temporal": "κ against the last label: below 0 is worse than saying that again",
+    "near_future": "percent right of images that came so many steps later",
+    "near_future_blind": "percent right so many steps ahead by labels alone",
 }
+"""what the other metrics of a run are"""
+
+NOT_PERCENT = ("relative_forgetting", "ece", "nll", "brier", "kappa", "kappa_majority", "kappa_temporal")
+LOWER_IS_BETTER = ("forgetting", "forgetting_mose", "relative_forgetting", "gap_depth", "intransigence", "ece", "nll", "brier")
+HIGHER_IS_BETTER = {name: name not in LOWER_IS_BETTER for name in (*MATRIX_METRICS, *ANYTIME_METRICS, *ABOUT)}
 """the direction of each metric"""
 
 
 # --- from predicted probabilities -----------------------------------------------------------------------------------
 
 
-def ece(probabilities: npt.ArrayLike, labels: npt.ArrayLike, bins: int = 15) -> float:
+def ece(probabilities: npt.ArrayLike, labels: npt.ArrayLike, bins: int = BINS) -> float:
     """Expected calibration error of the predicted class: Σ_m (|B_m|/n) |accuracy(B_m) − confidence(B_m)|, a fraction.
 
     B_m holds the images whose largest probability lies in (m/bins, (m+1)/bins].
@@ -445,7 +505,7 @@ def ece(probabilities: npt.ArrayLike, labels: npt.ArrayLike, bins: int = 15) -> 
     return float(np.abs(gap).sum() / len(y))
 
 
-def calibration_bins(probabilities: npt.ArrayLike, labels: npt.ArrayLike, bins: int = 15) -> Array:
+def calibration_bins(probabilities: npt.ArrayLike, labels: npt.ArrayLike, bins: int = BINS) -> Array:
     """[3, bins] how many images have their largest probability in each bin, how many of them are right, and the sum of it.
 
     Sums of such tables, over tasks or over time, give the calibration of all their images (`ece_of_bins`).

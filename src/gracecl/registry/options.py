@@ -40,6 +40,9 @@ ADDED_LATER = {
     "scheduler": None,
     "scheduler_step": "step",
     "boundaries": "auto",
+    "eval_every_images": 0,
+    "eval_after_marks": 0,
+    "eval_images": None,
     "prequential": False,
     "near_future": 0,
     "probabilities": False,
@@ -115,6 +118,12 @@ class RunOptions(LearnerOptions):
     """batches after which the stream is cut; None is all of it"""
     eval_every: Annotated[int, AtLeast(0)] = 0
     """evaluate every so many steps too, not only where tasks end"""
+    eval_every_images: Annotated[int, AtLeast(0)] = 0
+    """evaluate each time that so many images have come, too; the area under the any-time curve is the mean of these"""
+    eval_after_marks: Annotated[int, AtLeast(0)] = 0
+    """evaluate after each of the first steps of a new task, so many of them, where the stability gap lies"""
+    eval_images: Annotated[int, AtLeast(1)] | None = None
+    """evaluate on so many of the test images, equally many of each class; None is all of them"""
     prequential: bool = False
     """predict each batch before it is learned, and record labels and predictions: accuracy on the stream itself"""
     near_future: Annotated[int, AtLeast(0)] = 0

@@ -16,8 +16,10 @@ import numpy.typing as npt
 import torch
 
 from gracecl import data as datasets
+from gracecl import rng
 from gracecl.core import NO_TASK, Ints, StreamBatch
 from gracecl.data import Data
+from gracecl.data.domains import domains_of
 from gracecl.data.loading import DOMAINS, FEATURES, FOLDER, PLACES, SHARDS
 from gracecl.errors import UserError
 from gracecl.files import as_path
@@ -151,6 +153,30 @@ class Stream:
         members = np.zeros((int(self.test_task.max()) + 1, self.data.classes), bool)
         members[self.test_task, self.data.test_y] = True
         return members
+
+    def tested_on(self, images: int) -> Stream:
+        """The same stream with so many of its test images: of each task and class equally many, and always the same ones.
+
+        A larger number adds images to those of a smaller one.
+        """
+        groups, group = np.unique(np.stack([self.test_task, self.data.test_y]), axis=1, return_inverse=True)
+        if images < groups.shape[1]:
+            raise UserError(
+                f"the stream has {groups.shape[1]} classes in the test images of its tasks, and {images} images cannot show each; "
+                "give eval_images at least that many"
+            )
+        if images >= len(self.test_task):
+            return self
+        priority = rng.generator(0, "test images to evaluate").permutation(len(self.test_task))
+        by_group = np.lexsort((priority, group.ravel()))
+        first = np.concatenate([[0], np.cumsum(np.bincount(group.ravel()))[:-1]])
+        place = np.empty(len(by_group), np.int64)
+        place[by_group] = np.arange(len(by_group)) - np.repeat(first, np.bincount(group.ravel()))
+        chosen = np.sort(np.lexsort((priority, place))[:images])
+        data = self.data
+        domains = domains_of(data, np.arange(len(data.train_y)), chosen)
+        data = dataclasses.replace(data, test_x=data.test_x[chosen], test_y=data.test_y[chosen], **domains)
+        return dataclasses.replace(self, data=data, test_task=self.test_task[chosen])
 
     def cut(self, steps: int) -> Stream:
         """The first steps alone, as if the stream ended there."""

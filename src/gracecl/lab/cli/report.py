@@ -21,15 +21,16 @@ def report(
     Args:
         sources: folders of runs (what was given as --out), or the name of a study
         formats: which files, such as html,md,csv,tex,pdf; or all. html is a page to open in a browser, tex a table for a paper
-            (booktabs), pdf and svg are figures
-        metrics: columns of the tables: acc, aia, forgetting, forgetting_mose (the paper's AF), bwt, learning_acc, aaa, min_acc,
-            wc_acc, ece, nll
+            (booktabs), pdf, svg and png are figures
+        metrics: columns of the tables, such as acc, aia, forgetting, forgetting_mose (the paper's AF), aaa, min_acc, ece; beside
+            prequential accuracy and kappa stand those of blind baselines. docs/evaluation.md has all of them
         paper: the numbers that the tables have beside ours: auto is the paper's column of the same data set and memory, 1000 that
             of this memory, none no numbers
         out: folder for the files (default: the folder of the runs)
     """
     from gracecl.lab import report as reports
     from gracecl.lab.report.compare import check_metric
+    from gracecl.lab.report.measures import with_baselines
     from gracecl.lab.report.select import folder_of
 
     if not sources:
@@ -40,7 +41,7 @@ def report(
     kinds = list(reports.FORMATS) if formats == "all" else [kind.strip() for kind in formats.split(",")]
     if unknown := [kind for kind in kinds if kind not in reports.FORMATS]:
         raise UserError(f"there is no format '{unknown[0]}' (there are: {', '.join(reports.FORMATS)}, all)")
-    columns = [metric.strip() for metric in metrics.split(",")]
+    columns = with_baselines([metric.strip() for metric in metrics.split(",")])
     for metric in columns:
         check_metric(metric)
     runs, damaged = reports.read_runs([place for folder in folders for place in reports.find_places(folder)])

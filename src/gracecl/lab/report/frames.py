@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from gracecl.errors import UserError
 from gracecl.files import as_cell, as_path, replacing
 from gracecl.lab.report.groups import cost_of
-from gracecl.lab.report.runs import Run, find_runs, measure
+from gracecl.lab.report.measures import calibration_rows, gap_rows
+from gracecl.lab.report.runs import PER_IMAGE, Run, find_runs, measure
 
-What = Literal["runs", "evaluations", "steps"]
+What = Literal["runs", "evaluations", "steps", "predictions", "gaps", "calibration", "confusion"]
 Rows = list[dict[str, Any]]
 
 
@@ -20,14 +21,25 @@ def load_runs(folder: str | Path, what: What = "runs", rule: str | None = None) 
     """Load the runs in a folder and below as a pandas DataFrame.
 
     `runs` has a row for each run: its configuration, whether it is finished, its metrics under its own inference rule or another,
-    and its seconds. `evaluations` has a row for each evaluation, rule and task; `steps` one for each step, recorded term and layer.
+    and its seconds. `evaluations` has a row for each evaluation, rule and task; `steps` one for each step, recorded term and layer;
+    `predictions` one for each image that was predicted before it was learned (`ahead` steps before); `gaps` one for each boundary
+    and old task; `calibration` one for each mark and task, and for all tasks together; `confusion` one for each pair of a class and
+    a predicted class at the end.
     """
     return frame(table(find_runs(as_path(folder, "folder")), what, rule))
 
 
 def table(runs: Sequence[Run], what: What = "runs", rule: str | None = None) -> Rows:
     """Return the rows of all runs, each with its folder, method and seed."""
-    rows_of = {"runs": lambda run: [run_row(run, rule)], "evaluations": evaluation_rows, "steps": step_rows}
+    rows_of: dict[str, Callable[[Run], Rows]] = {
+        "runs": lambda run: [run_row(run, rule)],
+        "evaluations": evaluation_rows,
+        "steps": step_rows,
+        "predictions": prediction_rows,
+        "gaps": lambda run: gap_rows(run, rule or run.rule),
+        "calibration": calibration_rows,
+        "confusion": confusion_rows,
+    }
     if what not in rows_of:
         raise UserError(f"runs have the tables {', '.join(rows_of)}, not '{what}'")
     owner = ("method", "stream", "seed")
@@ -61,6 +73,22 @@ def step_rows(run: Run) -> Rows:
         for term, values in step["rows"].items()
         for layer, value in enumerate(values, start=1)
     ]
+
+
+def prediction_rows(run: Run) -> Rows:
+    """Return a row for each image of a batch that was predicted before it was learned."""
+    return [
+        {"step": found["step"], "ahead": found.get("shift", 0), **{PER_IMAGE[name]: found[name][image] for name in noted}}
+        for found in (*run.prequential, *run.near_future)
+        for noted in [[name for name in PER_IMAGE if name in found]]
+        for image in range(len(found["labels"]))
+    ]
+
+
+def confusion_rows(run: Run) -> Rows:
+    """Return a row for each pair of a class and a predicted class of the last evaluation."""
+    names = ("label", "prediction", "images")
+    return [dict(zip(names, counts, strict=True)) for found in run.confusion[-1:] for counts in found["counts"]]
 
 
 def frame(rows: Rows) -> Any:

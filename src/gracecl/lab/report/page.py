@@ -19,11 +19,13 @@ import numpy as np
 
 from gracecl import __version__
 from gracecl.files import finite, write_text
-from gracecl.functional.metrics import ANYTIME_METRICS, HIGHER_IS_BETTER, MATRIX_METRICS, Array
+from gracecl.functional.metrics import ABOUT, ANYTIME_METRICS, HIGHER_IS_BETTER, MATRIX_METRICS, Array
 from gracecl.functional.statistics import FEWEST_SEEDS, t_quantile
 from gracecl.lab.report.beside_paper import METRICS, Column, about, column_for
 from gracecl.lab.report.command import command
+from gracecl.lab.report.evaluation_figures import FADING, image_steps, prequential_curves, window_of
 from gracecl.lab.report.groups import COSTS, cost_of, group_runs
+from gracecl.lab.report.measures import calibration_rows, gap_rows
 from gracecl.lab.report.runs import Run, is_tap, measure
 from gracecl.lab.report.tables import COMPARED, DECIMALS
 from gracecl.registry.options import docstring
@@ -84,7 +86,7 @@ def content(runs: Sequence[Run], title: str, root: Path | None = None, paper: st
     shown = [(place, run) for place, group in enumerate(with_all) for run in group.runs]
     points = _points([run for _, run in shown])
     rules = dict.fromkeys(rule for _, run in shown for rule in run.rules())
-    found = [_run(place, run, root, points) for place, run in shown]
+    found = [_run(place, run, root, points, run is with_all[place].runs[0]) for place, run in shown]
     measured = {name for run in found for rule in run["rules"].values() for name in rule["values"]}
     most = max((len(group.runs) for group in groups), default=0)
     return {
@@ -108,7 +110,7 @@ def content(runs: Sequence[Run], title: str, root: Path | None = None, paper: st
     }
 
 
-def _run(place: int, run: Run, root: Path | None, points: int) -> dict[str, Any]:
+def _run(place: int, run: Run, root: Path | None, points: int, first: bool) -> dict[str, Any]:
     kept = _evaluations(run, points)
     rules: dict[str, Any] = {}
     for rule in run.rules():
@@ -127,7 +129,23 @@ def _run(place: int, run: Run, root: Path | None, points: int) -> dict[str, Any]
             name: [record[key] for record in kept] for name, key in (("steps", "step"), ("tasks", "task"), ("ends", "task_end"))
         },
         "rules": rules,
+        "prequential": _predictions(run, points),
+        "gaps": [{name: _short(value) for name, value in row.items()} for row in gap_rows(run, run.rule)] if run.evals else [],
+        "calibration": [row for row in calibration_rows(run) if row["task"] is None],
+        "confusion": run.confusion[-1]["counts"] if first and run.confusion else [],
         "series": {name: _thinned(run, name, points) for name in (*run.term_names(observed=True), *run.term_names(observed=False))},
+    }
+
+
+def _predictions(run: Run, most: int) -> dict[str, Any] | None:
+    """Reduce what was right before it was learned to a few points of each curve."""
+    if not len(run.predicted):
+        return None
+    chosen = np.unique(np.linspace(0, len(run.predicted) - 1, most).round().astype(int))
+    return {
+        "about": f"mean of the last {window_of(run)} images; fading factor {FADING}",
+        "steps": [_short(value) for value in image_steps(run)[chosen]],
+        "curves": {name: [_short(value) for value in values[chosen]] for name, values in prequential_curves(run).items()},
     }
 
 
@@ -187,8 +205,7 @@ def _short(value: float | None) -> float | None:
 
 def _metric(name: str) -> dict[str, Any]:
     functions: dict[str, Any] = {**MATRIX_METRICS, **ANYTIME_METRICS}
-    about = {"ece": "expected calibration error at the end, a fraction", "nll": "negative log-likelihood at the end, in nats"}
-    sentence = docstring(functions[name]).splitlines()[0] if name in functions else about[name]
+    sentence = docstring(functions[name]).splitlines()[0] if name in functions else ABOUT[name]
     return {"name": name, "higher": HIGHER_IS_BETTER[name], "decimals": DECIMALS.get(name, 2), "about": sentence}
 
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ import numpy.typing as npt
 
 from gracecl.errors import UserError
 from gracecl.files import Written, noted_in, parse_json, read_file, read_note, read_sealed
-from gracecl.functional.metrics import ANYTIME_METRICS, MATRIX_METRICS, Array, aaa, seen_rows
+from gracecl.functional.metrics import ANYTIME_METRICS, BINS, MATRIX_METRICS, Array, aaa, seen_rows
+from gracecl.functional.prequential import Prequential
+from gracecl.lab.report import measures
 from gracecl.lab.report.kept import KEPT, KeptRun, find_line, find_lines, in_order
 from gracecl.registry.options import run_name
 
@@ -43,6 +46,7 @@ REQUIRED_FIELDS = {
     "task": ("step", "task", "values"),
     "prequential": ("step", "labels", "predictions"),
     "near_future": ("step", "shift", "labels", "predictions"),
+    "confusion": ("step", "counts"),
 }
 """required fields of each kind of record; other kinds are skipped"""
 
@@ -79,15 +83,40 @@ def _are_all(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list) and all(map(fits, value))
 
 
+def _is_table(value: Any, fits: Callable[[Any], bool], *shape: int | None) -> bool:
+    """True for nested lists of this shape, in which None is any length."""
+    if not shape:
+        return fits(value)
+    fitting = isinstance(value, list) and shape[0] in (None, len(value))
+    return fitting and all(_is_table(part, fits, *shape[1:]) for part in value)
+
+
+def _is_calibration(value: Any) -> bool:
+    """True for the sums of an evaluation: tables of bins, and two numbers, of each task."""
+    if not isinstance(value, dict) or not {"bins", "nll", "brier"} <= value.keys():
+        return False
+    tasks = len(value["bins"]) if isinstance(value["bins"], list) else None
+    return _is_table(value["bins"], _is_number, tasks, 3, BINS) and all(
+        _is_table(value[name], _is_number, tasks) for name in ("nll", "brier")
+    )
+
+
 FIELDS: dict[str, Callable[[Any], bool]] = {
     "step": _is_whole,
     "task": _is_whole,
     "task_end": lambda value: isinstance(value, bool),
+    "regular": lambda value: isinstance(value, bool),
     "rows": _are_rows,
     "accuracy": _are_rows,
     "values": _are_rows,
     "ece": _are_numbers,
     "nll": _are_numbers,
+    "brier": _are_numbers,
+    "next_task": _are_numbers,
+    "task_found": _are_rows,
+    "task_images": _are_all(_is_whole),
+    "calibration": _is_calibration,
+    "counts": lambda value: _is_table(value, _is_whole, None, 3),
     "shift": _is_whole,
     "labels": _are_all(_is_whole),
     "predictions": _are_all(_is_whole),
@@ -95,8 +124,8 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "probability": _are_all(_is_number),
 }
 """checks of a record's fields"""
-PER_IMAGE = ("labels", "predictions", "confidence", "probability")
-"""fields with one value for each image of a batch"""
+PER_IMAGE = {"labels": "label", "predictions": "prediction", "confidence": "confidence", "probability": "probability"}
+"""fields with one value for each image of a batch, and what one of them is called"""
 SETTINGS: dict[str, Callable[[Any], bool]] = {
     "method": _is_text,
     "stream": _is_text,
@@ -130,6 +159,10 @@ class Run:
     """what was predicted for the batch of each step before it was learned"""
     near_future: list[Record] = field(default_factory=list)
     """what was predicted at each step for the batch `shift` steps later"""
+    confusion: list[Record] = field(default_factory=list)
+    """`counts` of the last evaluation: class, predicted class, number of images"""
+    joint: Run | None = None
+    """a joint run on the same stream, among those read together with this one"""
 
     def __repr__(self) -> str:
         return f"Run({self.title}: {len(self.steps)} steps and {len(self.evals)} evaluations in {self.path})"
@@ -197,6 +230,16 @@ class Run:
         recorded = max((record["step"] for record in [*self.steps, *self.evals]), default=-1) + 1
         return int(self.timing.get("steps") or recorded)
 
+    @cached_property
+    def predicted(self) -> Prequential:
+        """Labels and predictions of the stream's images, each made before it was learned."""
+        return Prequential.of(self.prequential)
+
+    @property
+    def dense(self) -> set[int]:
+        """Steps with an evaluation that is there only to follow those after a mark."""
+        return {record["step"] for record in self.evals if not (record["task_end"] or record.get("regular", True))}
+
     def _check(self, rule: str) -> None:
         if self.evals and rule not in self.rules():
             raise UserError(f"{self.path} was not evaluated with the rule '{rule}'; it has {', '.join(self.rules())}")
@@ -208,17 +251,19 @@ def is_tap(rule: str) -> bool:
 
 
 def measure(run: Run, rule: str) -> dict[str, float]:
-    """Compute every metric of a run under one rule; `ece` and `nll` where the last task's evaluation has them."""
-    matrix, (_, rows) = run.matrix(rule), run.seen(rule)
+    """Compute every metric of a run under one rule; those of predictions and of a joint run under the run's own."""
+    matrix, (steps, rows) = run.matrix(rule), run.seen(rule)
     values = {name: metric(matrix) for name, metric in MATRIX_METRICS.items()}
     values |= {name: metric(rows) for name, metric in ANYTIME_METRICS.items()}
     if np.isnan(matrix).all(axis=0).any():
         values = dict.fromkeys(values, math.nan) | _averages_of_what_was_tested(matrix, rows)
-    last = next((record for record in reversed(run.evals) if record["task_end"]), {})
-    for name in ("ece", "nll"):
-        value = last.get(name, {}).get(rule)
-        if value is not None:
-            values[name] = float(value)
+    elif run.dense:  # its many evaluations after a mark would count for more than the time they are about
+        values["aaa"] = aaa([row for step, row in zip(steps, rows, strict=True) if step not in run.dense])
+    values |= measures.of_evaluations(run, rule)
+    if rule == run.rule:
+        values |= measures.of_predictions(run)
+        if run.joint is not None:
+            values["intransigence"] = measures.intransigence(run, rule)
     return values
 
 
@@ -246,6 +291,7 @@ def summary(run: Run) -> dict[str, Any]:
         "steps": run.length,
         "metrics": {rule: measure(run, rule) for rule in rules if not is_tap(rule)},
         "per_tap": {rule: measure(run, rule) for rule in rules if is_tap(rule)},
+        **({"gaps": gaps} if run.evals and (gaps := measures.gap_rows(run, run.rule)) else {}),
     }
 
 
@@ -312,6 +358,7 @@ def _assembled(
         tasks=of_kind("task"),
         prequential=of_kind("prequential"),
         near_future=of_kind("near_future"),
+        confusion=of_kind("confusion"),
         timing=timing,
         plugins=plugins,
         record=record,
@@ -399,13 +446,14 @@ def _check_owner(file: Path | KeptRun, told: Record, config: Record) -> None:
 
 
 def read_runs(places: Iterable[Place]) -> tuple[list[Run], list[str]]:
-    """Read runs; return those that can be read and a sentence about each of the others."""
+    """Read runs, which then know their joint run; return those that can be read and a sentence about each of the others."""
     runs, damaged = [], []
     for place in places:
         try:
             runs.append(read_run(place))
         except UserError as error:
             damaged.append(str(error))
+    measures.link_joint(runs)
     return runs, damaged
 
 
@@ -462,9 +510,14 @@ def taken_over(folder: Path) -> set[Path]:
 
 
 def find_runs(root: str | Path, damaged: list[str] | None = None) -> list[Run]:
-    """Read every run in `root` and below, by folder and seed; collect errors in `damaged`, or raise them without it."""
+    """Read every run in `root` and below, by folder and seed; collect errors in `damaged`, or raise them without it.
+
+    Runs know the joint run on the same stream, if there is one.
+    """
     if damaged is None:
-        return list(map(read_run, find_places(root)))
+        runs = list(map(read_run, find_places(root)))
+        measures.link_joint(runs)
+        return runs
     runs, sentences = read_runs(find_places(root))
     damaged += sentences
     return runs

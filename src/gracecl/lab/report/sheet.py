@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gracecl.functional.metrics import HIGHER_IS_BETTER
+from gracecl.functional.metrics import HIGHER_IS_BETTER, NOT_PERCENT
 from gracecl.functional.statistics import Summary
 from gracecl.lab.report.beside_paper import Column
 from gracecl.lab.report.groups import Group
@@ -96,7 +96,7 @@ def latex(found: Sequence[MethodRow], metrics: Sequence[str], caption: str, deci
     """A booktabs table: the best in bold, the second underlined, the paper's value and the difference beside ours."""
 
     def show(metric: str, value: Value) -> Entry:
-        places = decimals if metric not in ("ece", "nll") else 3
+        places = 3 if metric in NOT_PERCENT else decimals
         mean, std = value.marked(number(value.ours.mean, places)), value.ours.std
         return mean if math.isnan(std) else (mean, Cell(f"± {std:.{places}f}", small=True))
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from gracecl.errors import UserError
-from gracecl.functional.metrics import HIGHER_IS_BETTER
+from gracecl.functional.metrics import HIGHER_IS_BETTER, NOT_PERCENT
 from gracecl.functional.statistics import FEWEST_SEEDS, Paired, Summary
 from gracecl.lab.report import sheet
 from gracecl.lab.report.beside_paper import Column
@@ -20,10 +20,10 @@ COMPARED = ("acc", "aia", "forgetting", "forgetting_mose")
 
 RULE_METRICS = ("acc", "aia", "forgetting_mose", "ece", "nll")
 
-DECIMALS = {"ece": 3, "nll": 3, "seconds": 1}
+DECIMALS = dict.fromkeys(NOT_PERCENT, 3) | {"seconds": 1}
 """accuracies are percent with two decimals; these are not accuracies"""
 
-BRIEF = dict.fromkeys(HIGHER_IS_BETTER, 1) | {"ece": 3, "nll": 2, "seconds": 0}
+BRIEF = dict.fromkeys(HIGHER_IS_BETTER, 1) | dict.fromkeys(NOT_PERCENT, 3) | {"nll": 2, "seconds": 0}
 """decimals of mean ± std in the terminal, where a comparison has to fit into 80 columns"""
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from gracecl.errors import UserError
 from gracecl.files import Written, as_name, write_json, write_sealed, write_text
-from gracecl.lab.report import figures, page, sheet
+from gracecl.lab.report import evaluation_figures, figures, page, sheet
 from gracecl.lab.report.beside_paper import column_for
 from gracecl.lab.report.groups import COSTS, group_runs
 from gracecl.lab.report.runs import MATRICES, RECORD, SUMMARY, Run, find_runs, read_run, summary
 from gracecl.lab.report.tables import COMPARED, comparison_markdown
 
-FIGURES = ("pdf", "svg")
+FIGURES = ("pdf", "svg", "png")
 FORMATS = ("html", "md", "csv", "tex", *FIGURES)
 """of a report: the page, a table each, and figures"""
 
@@ -44,9 +44,9 @@ def write_comparison(
 ) -> list[Path]:
     """Write a report on the given runs, or on all runs below `root`, into that folder; return the files written.
 
-    `html` is the page report.html, `md` report.md with comparison.png, `csv` and `tex` report.csv and report.tex, `pdf` and `svg`
-    the folder figures. Tables have these metrics, and beside them the paper's numbers: of the same data set and memory with `auto`,
-    of another memory, or `none`. The page has them for each method by itself.
+    `html` is the page report.html, `md` report.md with comparison.png, `csv` and `tex` report.csv and report.tex, `pdf`, `svg` and
+    `png` the folder figures. Tables have these metrics, and beside them the paper's numbers: of the same data set and memory with
+    `auto`, of another memory, or `none`. The page has them for each method by itself.
     """
     folder = Path(root)
     chosen = find_runs(folder) if runs is None else list(runs)
@@ -97,6 +97,10 @@ def write_figures(folder: Path, runs: Sequence[Run], kind: str) -> list[Path]:
         "layers": figures.layer_curves,
         "feedback": figures.feedback_maps,
         "losses": figures.loss_curves,
+        "prequential": evaluation_figures.prequential,
+        "gaps": evaluation_figures.gaps,
+        "calibration": evaluation_figures.calibration,
+        "confusion": evaluation_figures.confusion,
     }
     for number, group in enumerate(groups, start=1):
         method = as_name(group.label)[:60]

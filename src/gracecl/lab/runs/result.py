@@ -11,14 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from gracecl.engine.live import Live
 from gracecl.engine.loop import Callbacks
 from gracecl.errors import UserError
 from gracecl.files import as_path
-from gracecl.functional.metrics import Array
+from gracecl.functional.metrics import Array, Ints
+from gracecl.functional.prequential import Prequential
 from gracecl.lab import defaults as published
 from gracecl.lab import report
-from gracecl.lab.report.frames import evaluation_rows, frame, step_rows
+from gracecl.lab.report.frames import evaluation_rows, frame, prediction_rows, step_rows
+from gracecl.lab.report.measures import calibration_rows, gap_rows, retention_curve
 from gracecl.lab.report.runs import measure
 from gracecl.lab.report.tables import run_table
 from gracecl.lab.runs import logs
@@ -89,10 +93,44 @@ class Result:
         """A row for each step, recorded term and tapped layer, counted from 1."""
         return step_rows(self.record)
 
-    def to_pandas(self, what: Literal["evaluations", "steps"] = "evaluations") -> Any:
-        """Return the evaluations or the steps as a pandas DataFrame."""
-        if what not in ("evaluations", "steps"):
-            raise UserError(f"a result has the tables evaluations and steps, not '{what}'")
+    @property
+    def prequential(self) -> Prequential:
+        """What was predicted for the stream's images before they were learned (`prequential=True`)."""
+        return self.record.predicted
+
+    @property
+    def predictions(self) -> list[dict[str, Any]]:
+        """A row for each image that was predicted before it was learned, in its step or `ahead` of it."""
+        return prediction_rows(self.record)
+
+    @property
+    def gaps(self) -> list[dict[str, Any]]:
+        """The stability gap of each old task at each boundary, if there were evaluations in between."""
+        return gap_rows(self.record, self.rule)
+
+    @property
+    def calibration(self) -> list[dict[str, Any]]:
+        """ECE, NLL and Brier score of the method's own rule at each mark, by task and of all (`task` None)."""
+        return calibration_rows(self.record)
+
+    @property
+    def retention(self) -> Array:
+        """Percent right by the last model on the test images of the newest task, of the newest two, …, of all."""
+        return retention_curve(self.record, self.rule)
+
+    @property
+    def confusion(self) -> Ints:
+        """[classes, classes] how many test images of each class (row) were taken for each class at the end."""
+        counts = np.zeros((self.record.config["classes"],) * 2, np.int64)
+        for label, predicted, images in (row for found in self.record.confusion[-1:] for row in found["counts"]):
+            counts[label, predicted] = images
+        return counts
+
+    def to_pandas(self, what: Literal["evaluations", "steps", "predictions", "gaps", "calibration"] = "evaluations") -> Any:
+        """Return the evaluations, or one of the other tables, as a pandas DataFrame."""
+        known = ("evaluations", "steps", "predictions", "gaps", "calibration")
+        if what not in known:
+            raise UserError(f"a result has the tables {', '.join(known)}, not '{what}'")
         return frame(getattr(self, what))
 
     def _repr_html_(self) -> str:

@@ -260,6 +260,7 @@ def _without_limits(config: RunConfig, data_root: str | Path | None, live: Live 
     """Build the engine and the stream as if there were no budgets."""
     stream = streams.build(config.stream, config.seed, data_root)
     streams.check_evaluations(stream)
+    stream = stream if config.eval_images is None else stream.tested_on(config.eval_images)
     data = stream.data
     engine = config.build(normalisation(config.normalise, data.inputs), data.classes, live)
     stream = engine.as_seen(stream.to(engine.device))

@@ -52,6 +52,8 @@ class Trainer(Loop):
             log=recorder,
             test=stream,
             eval_every=options.eval_every,
+            eval_every_images=options.eval_every_images,
+            eval_after_marks=options.eval_after_marks,
             prequential=options.prequential,
             near_future=options.near_future,
             probabilities=options.probabilities,

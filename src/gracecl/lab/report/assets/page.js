@@ -409,6 +409,75 @@
       ],
     }));
   }
+  /** Shows a part of "One run" if the run has something for it. */
+  function part(id, wanted) {
+    $(`${id}-part`).hidden = !wanted;
+    return wanted;
+  }
+  const LINES = [{ colour: "var(--c0)", dashes: "" }, { colour: "var(--c1)", dashes: "" }, { colour: "var(--quiet)", dashes: "7 4" }, { colour: "var(--ink)", dashes: "2 3" }];
+  function prequentialChart(run) {
+    if (!part("prequential", run.prequential)) return;
+    const { about, steps, curves } = run.prequential, names = Object.keys(curves);
+    $("prequential-about").textContent = `Percent of the stream's images that were right before they were learned: ${about}. The dashed lines know the labels so far and no image.`;
+    const points = names.flatMap((name, index) => curves[name].map((value, at) => ({ name, index, step: steps[at], value })));
+    plot("prequential", () => ({
+      ariaLabel: "Percent right before learning over the steps of the stream, beside blind baselines",
+      x: { label: "step" }, y: { label: "right before learning (%)", grid: true, domain: [0, 100] },
+      marks: [
+        Plot.ruleX(boundaries(run), { stroke: "var(--faint)" }),
+        ...names.map((name, index) => Plot.lineY(points.filter((point) => point.name === name), { x: "step", y: "value",
+          stroke: LINES[index].colour, strokeDasharray: LINES[index].dashes, strokeWidth: 1.8 })),
+        tip(points, "step", "value", (point) => `${point.name}, step ${Math.floor(point.step)}\n${number(point.value, 1)} %`),
+      ],
+    }), make("ul", { class: "legend" }, ...names.map((name, index) => make("li", {}, mark(LINES[index]), name))));
+  }
+  function gapsChart(run) {
+    if (!part("gaps", run.gaps.length)) return;
+    const count = d3.max(run.gaps, (gap) => gap.task) + 1, shade = shades(count);
+    const back = (gap) => gap.steps_to_recover == null ? "never came back" : `came back after ${gap.steps_to_recover} steps`;
+    plot("gaps", () => ({
+      ariaLabel: "How far each old task falls after a task has ended",
+      x: { label: "step at which a task ended" }, y: { label: "fall of an old task (points)", grid: true, nice: true },
+      marks: [
+        Plot.ruleY([0], { stroke: "var(--faint)" }),
+        Plot.dot(run.gaps, { x: "step", y: "depth", r: 4, stroke: (gap) => shade(gap.task), strokeWidth: 1.6,
+          fill: (gap) => gap.steps_to_recover == null ? "none" : shade(gap.task) }),
+        tip(run.gaps, "step", "depth", (gap) => `task ${gap.task + 1} after task ${gap.boundary}\n${number(gap.before, 1)} → ${number(gap.low, 1)} % in ${gap.steps_to_low} steps\n${back(gap)}`),
+      ],
+      color: { type: "identity" },
+    }), scaleLegend("task", count));
+  }
+  function calibrationChart(run) {
+    if (!part("calibration", run.calibration.length)) return;
+    const names = ["ece", "nll", "brier"];
+    const points = run.calibration.flatMap((row) => names.map((name, index) => ({ name, index, step: row.step, value: row[name] })));
+    plot("calibration", () => ({
+      ariaLabel: "Calibration error, negative log-likelihood and Brier score at each mark",
+      x: { label: "step" }, y: { label: "ECE, NLL (nats), Brier score", grid: true, nice: true, zero: true },
+      marks: [
+        ...names.map((name, index) => Plot.lineY(points.filter((point) => point.name === name), { x: "step", y: "value", stroke: `var(--c${index})`, strokeWidth: 1.8 })),
+        Plot.dot(points, { x: "step", y: "value", r: 2.4, fill: (point) => `var(--c${point.index})` }),
+        tip(points, "step", "value", (point) => `${point.name}, step ${point.step}\n${number(point.value, 3)}`),
+      ],
+      color: { type: "identity" },
+    }), make("ul", { class: "legend" }, ...names.map((name, index) => make("li", {}, mark({ colour: `var(--c${index})`, dashes: "" }), name))));
+  }
+  function confusionChart(run) {
+    if (!part("confusion", run.confusion.length)) return;
+    const sums = d3.rollup(run.confusion, (rows) => d3.sum(rows, (row) => row[2]), (row) => row[0]);
+    const cells = run.confusion.map(([label, predicted, images]) => ({ label, predicted, images, share: 100 * images / sums.get(label) }));
+    const size = d3.max(cells, (cell) => Math.max(cell.label, cell.predicted)) + 1, domain = d3.range(size);
+    const ticks = domain.filter((label) => size <= 12 || label % Math.ceil(size / 12) === 0);
+    plot("confusion", (width) => ({
+      ariaLabel: "How many images of each class were taken for each class at the end", height: Math.min(420, Math.max(240, width * .8)), padding: 0,
+      x: { domain, label: "predicted class", ticks, tickSize: 0 }, y: { domain, label: "class", ticks, tickSize: 0 },
+      color: { scheme: "cividis", domain: [0, 100] },
+      marks: [
+        Plot.cell(cells, { x: "predicted", y: "label", fill: "share" }),
+        tip(cells, "predicted", "label", (cell) => `class ${cell.label} taken for ${cell.predicted}\n${cell.images} images, ${number(cell.share, 1)} %`),
+      ],
+    }));
+  }
   function layersChart(run) {
     const names = Object.keys(run.series);
     if (!names.includes(state.row)) state.row = names[0] ?? null;
@@ -433,6 +502,10 @@
     const run = data.runs[state.run], rule = state.rule || data.groups[run.group].rule;
     tasksChart(run, rule);
     matrixChart(run, rule);
+    prequentialChart(run);
+    gapsChart(run);
+    calibrationChart(run);
+    confusionChart(run);
     layersChart(run);
   }
 
