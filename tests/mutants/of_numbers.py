@@ -266,7 +266,8 @@ NUMBERS = [
     *of(
         "functional/metrics.py",
         f"{METRICS} test_sheet.py test_compare.py",
-        within("HIGHER_IS_BETTER", ("True", "False", 1), ("False", "True", 1), ("True", "False", 3), ("False", "True", 3)),
+        within("HIGHER_IS_BETTER", ("name not in LOWER_IS_BETTER", "name in LOWER_IS_BETTER")),
+        within("LOWER_IS_BETTER", ('"forgetting"', '"bwt"'), ('"ece"', '"acc"')),
     ),
     # Statistics over seeds.
     *of(
