@@ -111,6 +111,18 @@ def signed_rank(differences: npt.ArrayLike) -> float:
     return min(1.0, 2.0 * float(min(chances[: total + 1].sum(), chances[total:].sum())))
 
 
+def kendall(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
+    """Return Kendall's τ of two rankings of the same things by their values, τ-b where values are tied; NaN without any order.
+
+    Kendall, A New Measure of Rank Correlation, Biometrika 1938.
+    """
+    first, second = (np.asarray(values, dtype=np.float64) for values in (a, b))
+    upper = np.triu_indices(len(first), k=1)
+    signs = [np.sign(values[:, None] - values[None, :])[upper] for values in (first, second)]
+    scale = math.sqrt(float((signs[0] ** 2).sum()) * float((signs[1] ** 2).sum()))
+    return float((signs[0] * signs[1]).sum()) / scale if scale else math.nan
+
+
 def holm(p: Sequence[float]) -> list[float]:
     """Correct p-values for their number by Holm's step-down rule, in the given order; NaN stays NaN and does not count.
 

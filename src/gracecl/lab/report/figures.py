@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -302,6 +302,42 @@ def differences(found: Sequence[Comparison], path: str | Path, title: str) -> bo
         plain(axes, setting)
         axes.set_yticks(range(len(part)), [in_two_lines(line.method) for line in part], fontsize=6.5)
     panels[-1].set_xlabel(f"points of {found[0].metric} above (+) or below (-) it, 95 % interval over paired seeds")
+    figure.suptitle(title, x=0.01, ha="left", size=9, color=INK)
+    save(figure, path)
+    return True
+
+
+def ranks(found: Mapping[str, Sequence[float]], columns: Sequence[str], path: str | Path, title: str) -> bool:
+    """Draw the rank of each method in each column as a line between them, named at both ends; NaN leaves a gap."""
+    if not found or not columns:
+        return False
+    figure = new_figure(1.3 + 0.26 * len(found))
+    axes, last = figure.subplots(), len(columns) - 1
+    for number, (method, places) in enumerate(found.items()):
+        colour, dashes = method_style(number)
+        axes.plot(range(len(columns)), places, color=colour, linestyle=dashes, linewidth=1.6, marker="o", markersize=9)
+        for step, rank in enumerate(places):
+            if not math.isnan(rank):
+                axes.annotate(f"{rank:.0f}", (step, rank), ha="center", va="center_baseline", fontsize=6, color="white")
+        for step, side, sideways in ((0, -9, "right"), (last, 9, "left")):
+            if not math.isnan(places[step]):
+                axes.annotate(
+                    method if len(method) <= LONGEST_LABEL else f"{method.split('(')[0]}(…)",
+                    (step, places[step]),
+                    xytext=(side, 0),
+                    textcoords="offset points",
+                    ha=sideways,
+                    va="center",
+                    color=colour,
+                    fontsize=7,
+                )
+    plain(axes)
+    axes.set(xlim=(-1.1, last + 1.1), ylim=(len(found) + 0.6, 0.4))
+    axes.set_xticks(range(len(columns)), [textwrap.fill(name, 14) for name in columns], fontsize=7.5)
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    axes.xaxis.tick_top()
     figure.suptitle(title, x=0.01, ha="left", size=9, color=INK)
     save(figure, path)
     return True

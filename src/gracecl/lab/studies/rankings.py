@@ -1,0 +1,146 @@
+"""Does the ranking of methods survive a change of protocol? Ranks by protocol as one picture, and Kendall's τ between protocols."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from gracecl import streams
+from gracecl.functional.statistics import Summary, kendall, summarise
+from gracecl.lab.report import Run, figures
+from gracecl.lab.report.groups import value_of
+from gracecl.lab.report.table import Cell, Entry, Table, number
+from gracecl.lab.studies.results import Results, Section
+from gracecl.registry import renderers
+from gracecl.registry.spec import parse_call
+
+FAMILIES = {
+    "split": "class-incremental",
+    "i_blurry": "blurry",
+    "si_blurry": "blurry",
+    "domain": "domain",
+    "longtail": "long-tailed",
+    "noisy": "noisy labels",
+    "delayed": "late labels",
+}
+"""what streams of a family are called; others go by the family's name"""
+LIMITED = {"pace": "real-time", "budget": "budgeted", "bytes": "few bytes"}
+METRIC = "acc"
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The accuracies of methods under one protocol."""
+
+    name: str
+    values: dict[str, dict[int, float]]
+    """by method and seed"""
+
+    def mean(self, method: str) -> float:
+        of_seeds = self.values[method].values()
+        return sum(of_seeds) / len(of_seeds)
+
+    def rank(self, method: str, among: Sequence[str]) -> int:
+        """Return 1 for the best; equal means share the better rank."""
+        return 1 + sum(self.mean(other) > self.mean(method) for other in among)
+
+
+def name_of(run: Run) -> str:
+    """Name a run's protocol: by what limits it, else by the family of its stream."""
+    limits = [name for option, name in LIMITED.items() if run.config.get(option) is not None]
+    family, _ = streams.parts_of(parse_call(str(run.config["stream"])).name)
+    return ", ".join(limits) or FAMILIES.get(family, family.replace("_", "-"))
+
+
+def protocols(runs: Sequence[Run]) -> list[Protocol]:
+    """Collect the runs by protocol, in the order of the runs."""
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for run in runs:
+        of_method = found.setdefault(name_of(run), {}).setdefault(str(run.config["method"]), {})
+        of_method[run.config["seed"]] = value_of(run, METRIC, run.rule)
+    return [Protocol(name, values) for name, values in found.items()]
+
+
+def agreement(one: Protocol, other: Protocol) -> Summary:
+    """Return Kendall's τ of two rankings: a value for each seed, over the methods that have it in both."""
+    seeds = sorted({seed for values in one.values.values() for seed in values})
+    return summarise([tau for seed in seeds if not math.isnan(tau := _tau((one, seed), (other, seed)))])
+
+
+def _tau(one: tuple[Protocol, int], other: tuple[Protocol, int]) -> float:
+    """Return Kendall's τ of the methods that have both seeds; NaN for fewer than two."""
+    of_one, of_other = (
+        {method: values[seed] for method, values in protocol.values.items() if seed in values} for protocol, seed in (one, other)
+    )
+    methods = [method for method in of_one if method in of_other]
+    return kendall([of_one[method] for method in methods], [of_other[method] for method in methods])
+
+
+def between_seeds(protocol: Protocol) -> float:
+    """Return the mean of Kendall's τ over pairs of seeds of one protocol: what chance alone leaves of a ranking."""
+    seeds = sorted({seed for values in protocol.values.values() for seed in values})
+    taus = [_tau((protocol, one), (protocol, other)) for one, other in combinations(seeds, 2)]
+    return summarise([tau for tau in taus if not math.isnan(tau)]).mean
+
+
+@renderers.register("rankings")
+def sections(results: Results) -> list[Section]:
+    """Ranks of the methods under each protocol as a picture, and Kendall's τ between protocols."""
+    found = [protocol for protocol in protocols(results.runs) if len(protocol.values) > 1]
+    if not found:
+        return []
+    methods = list(dict.fromkeys(method for protocol in found for method in protocol.values))
+    ranks = {
+        method: [protocol.rank(method, list(protocol.values)) if method in protocol.values else math.nan for protocol in found]
+        for method in methods
+    }
+    file = f"{results.name}-ranks.png"
+    for kind in ("png", "pdf"):
+        title = results.titled("Rank by final accuracy under each protocol")
+        figures.ranks(ranks, [protocol.name for protocol in found], (results.out / file).with_suffix(f".{kind}"), title)
+    taus = {(one.name, other.name): agreement(one, other) for one, other in combinations(found, 2)}
+    alone = {protocol.name: between_seeds(protocol) for protocol in found}
+    text = "\n\n".join(
+        [
+            "## Ranks under each protocol",
+            f"![Ranks of the methods under each protocol]({file})",
+            _means(found, methods, ranks).to_markdown(tight=True),
+            "Rank and final accuracy in percent, mean over seeds.",
+            "### Kendall's τ between protocols",
+            _agreements(found, taus, alone).to_markdown(tight=True),
+            "1 is the same ranking, 0 none in common, −1 the reverse: the mean of one τ per seed, ± the half-width of its 95 % "
+            "Student-t interval from three seeds on, over the methods that both protocols have. On the diagonal stands τ between "
+            "the seeds of one protocol: what remains of a ranking when nothing but the seed changes.",
+        ]
+    )
+    data = {
+        "ranks": {protocol.name: {method: ranks[method][place] for method in methods} for place, protocol in enumerate(found)},
+        "tau": [{"protocols": list(pair), **summary._asdict()} for pair, summary in taus.items()],
+        "between_seeds": alone,
+    }
+    return [Section("rankings", text, data)]
+
+
+def _means(found: Sequence[Protocol], methods: Sequence[str], ranks: dict[str, list[float]]) -> Table:
+    def cell(method: str, place: int) -> Entry:
+        known = method in found[place].values
+        return f"{ranks[method][place]:.0f} ({found[place].mean(method):.1f})" if known else number(math.nan, 0)
+
+    rows: list[list[Entry]] = [
+        [Cell(method, code=True), *(cell(method, place) for place in range(len(found)))]
+        for method in sorted(methods, key=lambda method: (math.isnan(ranks[method][0]), ranks[method][0]))
+    ]
+    return Table(["method", *(protocol.name for protocol in found)], "l" + "r" * len(found), rows)
+
+
+def _agreements(found: Sequence[Protocol], taus: dict[tuple[str, str], Summary], alone: dict[str, float]) -> Table:
+    def cell(row: str, column: str) -> str:
+        if row == column:
+            return number(alone[row], 2)
+        tau = taus.get((row, column)) or taus[column, row]
+        return number(tau.mean, 2) + ("" if math.isnan(tau.half_width) else f" ± {tau.half_width:.2f}")
+
+    names = [protocol.name for protocol in found]
+    return Table(["", *names], "l" + "r" * len(names), [[name, *(cell(name, other) for other in names)] for name in names])
