@@ -82,6 +82,7 @@ def test_no_example_is_forgotten() -> None:
         "sklearn_pipeline",
         "avalanche_replay",
         "timm_model",
+        "pretrained_stream",
         "lightning_module",
     }
     assert {example.stem for example in EXAMPLES} == wanted

@@ -376,6 +376,7 @@ def test_every_renderer_shows_something(tmp_path: Path) -> None:
         ("accuracy", {"beside_paper", "against_paper"}),
         ("entropy", {"entropy"}),
         ("training-cost", {"cost", "beside_paper"}),
+        ("pretrained", {"cost", "accuracy_by_bytes"}),
     ):
         out = tmp_path / name
         assert study(name, "--quick", "--seeds", "0", "--out", out) == 0
@@ -384,6 +385,8 @@ def test_every_renderer_shows_something(tmp_path: Path) -> None:
         assert content["scale"] == "quick"
     cost = json.loads((tmp_path / "training-cost" / "training-cost.json").read_text())["cost"]
     assert all(line["peak_memory"] > 100 and line["parameters"] > 0 for line in cost)
+    by_bytes = json.loads((tmp_path / "pretrained" / "pretrained.json").read_text())["accuracy_by_bytes"]
+    assert all(line["megabytes"] > 0 and line["seeds"] == 1 for lines in by_bytes.values() for line in lines)
     entropy = json.loads((tmp_path / "entropy" / "entropy.json").read_text())["entropy"]
     assert {method: len(values["layers"]) for method, values in entropy.items()} == {"mose()": 4, "grace(mose())": 4}
     assert (tmp_path / "entropy" / "entropy-entropy.png").stat().st_size > 5000

@@ -86,7 +86,7 @@ def value_of(run: Run, metric: str, rule: str) -> float:
 
 def cost_of(run: Run, name: str) -> float:
     """Return a cost by name, NaN if the run lacks it."""
-    found = run.timing.get("train_seconds") if name == "seconds" else run.config.get(name, run.timing.get(name))
+    found = run.timing.get("train_seconds") if name == "seconds" else run.timing.get(name, run.config.get(name))
     return float(found) if isinstance(found, (int, float)) else float("nan")
 
 

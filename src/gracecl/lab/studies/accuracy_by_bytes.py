@@ -1,0 +1,50 @@
+"""What each method of a study reached and what it keeps, in bytes: a table for each setting and a picture of the first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gracecl.lab.report import figures
+from gracecl.lab.report.groups import Group, group_runs, setting_of
+from gracecl.lab.report.table import Cell, Entry, Table, number
+from gracecl.lab.studies.results import Results, Section
+from gracecl.registry import renderers
+
+HEADS = ("method", "acc ↑", "aaa ↑", "forgetting ↓", "seconds of training", "MB kept", "seeds")
+
+
+@renderers.register("accuracy_by_bytes")
+def sections(results: Results) -> list[Section]:
+    """Accuracy and the bytes of the learner's file, weights included: images, features or sums that it keeps."""
+    by_setting: dict[str, list[Group]] = {}
+    for group in group_runs(results.runs):
+        if group.runs:
+            by_setting.setdefault(setting_of(group.runs[0]), []).append(group)
+    if not by_setting:
+        return []
+    tables, data = [], {}
+    for setting, groups in by_setting.items():
+        found = sorted((of_group(group) for group in groups), key=lambda line: -line["acc"])
+        tables.append(Table(HEADS, "lrrrrrr", [row(line) for line in found], setting).to_markdown(tight=True))
+        data[setting] = found
+    setting, groups = next(iter(by_setting.items()))
+    file = f"{results.name}-bytes.png"
+    picture = [f"![Accuracy against bytes kept]({file})"]
+    if not figures.against(groups, "acc", "bytes", f"bytes kept, {setting}", results.out / file):
+        picture = []
+    told = (
+        "Kept is what the learner's file holds at the end: trained weights, optimizer, memory and sums; – where it was not counted."
+    )
+    return [Section("accuracy_by_bytes", "\n\n".join(["## Accuracy and bytes kept", *picture, *tables, told]), data)]
+
+
+def of_group(group: Group) -> dict[str, Any]:
+    """Return the means over seeds."""
+    measured = {name: group.summarise(name).mean for name in ("acc", "aaa", "forgetting")}
+    costs = {"seconds": group.cost("seconds"), "megabytes": group.cost("bytes") / 1e6}
+    return {"method": group.label} | measured | costs | {"seeds": len(group.runs)}
+
+
+def row(line: dict[str, Any]) -> list[Entry]:
+    measured = (number(line[name], 1) for name in ("acc", "aaa", "forgetting", "seconds", "megabytes"))
+    return [Cell(line["method"], code=True), *measured, str(line["seeds"])]
