@@ -1,4 +1,6 @@
-"""Let a fork wait for calls in progress, so that a child gets their objects as they were between two calls.
+"""Locks for calls: one whose turns come in order, and one that lets a fork wait for calls in progress.
+
+A child then gets their objects as they were between two calls.
 
 A lock that another thread holds while the process is forked stays locked in the child for ever, and what it guards is half done.
 """
@@ -7,7 +9,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -61,6 +65,77 @@ class Calls:
             self._depth[me] = depth
 
 
+class Turns:
+    """A re-entrant lock that threads get in the order in which they asked for it, so that none is kept out by another's loop."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition(threading.Lock())
+        """notified when the lock is free, and by whoever changes what `unless` looks at"""
+        self._waiting: deque[object] = deque()
+        self._owner: int | None = None
+        self._depth = 0
+        every_turns.add(self)
+
+    @property
+    def mine(self) -> bool:
+        """Whether this thread has it."""
+        return self._owner == threading.get_ident()
+
+    def take(self, unless: Callable[[], bool] = lambda: False) -> bool:
+        """Wait for the lock; return False, without it, if `unless` becomes true meanwhile."""
+        with self.changed:
+            if not self.mine:
+                if (self._owner is not None or self._waiting) and not self._wait(unless):
+                    return False
+                self._owner = threading.get_ident()
+            self._depth += 1
+            return True
+
+    def _wait(self, unless: Callable[[], bool]) -> bool:
+        ticket = object()
+        self._waiting.append(ticket)
+        try:
+            while self._owner is not None or self._waiting[0] is not ticket:
+                if unless():
+                    return False
+                self.changed.wait()
+            return True
+        finally:
+            self._waiting.remove(ticket)
+            self.changed.notify_all()
+
+    def give(self) -> None:
+        """Give it to the next in line."""
+        with self.changed:
+            self._depth -= 1
+            if not self._depth:
+                self._owner = None
+                if self._waiting:
+                    self.changed.notify_all()
+
+    def __enter__(self) -> None:
+        self.take()
+
+    def __exit__(self, *error: object) -> None:
+        self.give()
+
+    def after_in_child(self) -> None:
+        """Forget the threads that a child does not have."""
+        owner, depth = (self._owner, self._depth) if self.mine else (None, 0)
+        self.__init__()  # type: ignore[misc]
+        self._owner, self._depth = owner, depth
+
+
+every_turns: weakref.WeakSet[Turns] = weakref.WeakSet()
+
+
+def forget_other_threads() -> None:
+    """In a child, locks are free that another thread of the parent had or waited for."""
+    for turns in list(every_turns):
+        turns.after_in_child()
+
+
 calls = Calls()
 if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=forget_other_threads)
     os.register_at_fork(before=calls.before_fork, after_in_parent=calls.after_in_parent, after_in_child=calls.after_in_child)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -23,14 +23,14 @@ from gracecl.data.arrays import MANY_TIMES
 from gracecl.data.labels import UNKNOWN, ClassLabels, as_labels, whole_numbers
 from gracecl.engine.boundaries import check_marks, placed
 from gracecl.engine.engine import NOTHING_LEARNED, Engine
-from gracecl.engine.evaluate import seen_scores
 from gracecl.engine.finite import check_losses
 from gracecl.engine.live import Live
 from gracecl.engine.loop import Callbacks, Loop, PredictionLog
 from gracecl.engine.read_ahead import read_ahead
 from gracecl.engine.recipe import Recipe, name_flat_images, name_unfit_augmentation
+from gracecl.engine.serving import Serving, Snapshot
 from gracecl.errors import Misfit, UserError
-from gracecl.forking import calls
+from gracecl.forking import Turns, calls
 from gracecl.functional.prequential import Prequential
 from gracecl.inputs import Batched, Inputs, inputs_of, restored
 from gracecl.inputs import Images as ImageInputs
@@ -68,18 +68,19 @@ class Accuracy:
 
 
 def one_at_a_time(function: F) -> F:
-    """Serialise calls of a learner with a lock; forks wait for them too."""
+    """Serialise calls of a learner, in the order in which they came; forks wait for them too."""
 
     @functools.wraps(function)
     def alone(self: Learner, *args: Any, **named: Any) -> Any:
-        with calls.one(), self._lock:
+        with calls.one(), self._turns:
             return function(self, *args, **named)
 
     return alone  # type: ignore[return-value]
 
 
 class Learner:
-    """Keeps learning from batches of labelled images. Several threads may use it; each call waits for the one before.
+    """Keeps learning from batches of labelled images. Several threads may use it; each call waits for the one before, except
+    `predict` and `predict_proba`: while another thread learns, they answer from the last step that is finished.
 
     `os.fork` waits for the call in progress, too, so that a child has the learner as it was between two calls.
 
@@ -123,7 +124,8 @@ class Learner:
         self._engine: Engine | None = None
         self._named_unmet = False
         self._task: str | int | None = None
-        self._lock = threading.RLock()
+        self._turns = Turns()
+        self._serving = Serving(self._turns)
         if inputs is not None or shape is not None:
             self._build(self._declared(inputs, shape))
 
@@ -171,11 +173,12 @@ class Learner:
         return self.labels.array
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the lock, which cannot be copied."""
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+        """Without the lock and the snapshots that depend on it, which cannot be copied."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_turns", "_serving")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = state | {"_lock": threading.RLock()}
+        turns = Turns()
+        self.__dict__ = state | {"_turns": turns, "_serving": Serving(turns)}
 
     @one_at_a_time
     def learn(self, x: Images, y: Labels, task: Hashable = None) -> dict[str, list[float]]:
@@ -188,11 +191,14 @@ class Learner:
         """
         batch = self._batch(x, y, task)  # which may build the engine
         outcome = self.engine.learn(placed(self.engine, batch))
-        if outcome is None:
-            return {}
-        losses = {row: value.tolist() for row, value in outcome.table.items()}
+        losses = {} if outcome is None else {row: value.tolist() for row, value in outcome.table.items()}
         check_losses(losses, self.engine.progress.step - 1)
+        self._publish()
         return losses
+
+    def _publish(self) -> None:
+        """Let other threads predict from the step that is finished, if any wait for this one."""
+        self._serving.publish(self.engine, self.labels)
 
     @one_at_a_time
     def fit(
@@ -218,7 +224,7 @@ class Learner:
         `callbacks` are called between steps and may stop (see `gracecl.Callback`); the learner then stays at that step. If one of
         them has `on_evaluation`, the test images of a stream are evaluated at its marks, and every `eval_every` steps.
         """
-        self._loop(stream, data, start, Callbacks(callbacks), eval_every).run()
+        self._loop(stream, data, start, Callbacks(callbacks), eval_every).run(after_step=self._publish)
         return self
 
     @one_at_a_time
@@ -235,7 +241,7 @@ class Learner:
         >>> result.accuracy, result.sliding(1000), result.measures["kappa_temporal"]
         """
         log = PredictionLog()
-        self._loop(stream, data, 0, Callbacks(callbacks), 0, log).run()
+        self._loop(stream, data, 0, Callbacks(callbacks), 0, log).run(after_step=self._publish)
         return Prequential.of(log.lines)
 
     def _loop(
@@ -322,37 +328,55 @@ class Learner:
         """Tell the method that the task is over, as the start of another one does; useful before evaluating."""
         if self._engine is not None:
             self._engine.end_task()
+            self._publish()
 
-    @one_at_a_time
     def predict(self, x: Images, rule: str | None = None, default: Hashable = ...) -> npt.NDArray[Any]:
         """Return the label of each input, among those met so far: integers if all labels are such, else objects.
 
         Before anything was learned it is `default` for each, if one is given.
         """
-        if default is not ... and self.nothing_learned:
-            return as_labels([default] * len(x))
-        return self.labels.named(self._numbers_of(x, rule))
-
-    def _numbers_of(self, x: Images, rule: str | None, exact: bool = False) -> Ints:
-        """The class number that is predicted for each image."""
-        return np.concatenate([columns[scores.argmax(dim=1)].cpu().numpy() for scores, columns in self._scores(x, rule, exact)])
+        with self._predicting() as now:
+            if now is None and default is not ...:
+                return as_labels([default] * len(x))
+            now = _learned(now)
+            return now.labels.named(_best(self._scores(now, x, rule)))
 
     @property
     def nothing_learned(self) -> bool:
         return self._engine is None or not self._engine.progress.seen
 
-    @one_at_a_time
     def predict_proba(self, x: Images, rule: str | None = None) -> npt.NDArray[np.float32]:
         """`[n, classes]`: the softmax of the rule's scores, 0 for classes not met; flat where the rule is a nearest-mean one.
 
         Column k is that of the label `classes_[k]`.
         """
-        chances = []
-        for scores, columns in self._scores(x, rule):
-            full = torch.zeros(len(scores), self.classes)
-            full[:, columns.cpu()] = scores.softmax(dim=1).float().cpu()
-            chances.append(full.numpy())
-        return np.concatenate(chances)
+        with self._predicting() as now:
+            now, chances = _learned(now), []
+            for scores, columns in self._scores(now, x, rule):
+                full = torch.zeros(len(scores), len(now.labels))
+                full[:, columns.cpu()] = scores.softmax(dim=1).float().cpu()
+                chances.append(full.numpy())
+            return np.concatenate(chances)
+
+    @contextmanager
+    def _predicting(self) -> Iterator[Snapshot | None]:
+        """What predicts: the learner itself if no other thread uses it, else the last step that is finished; None before any."""
+        with calls.one():
+            while True:
+                with self._serving.reading() as snapshot:
+                    if snapshot is not None and not self._turns.mine:
+                        yield snapshot
+                        return
+                if self._turns.take(unless=self._serving.wanted):
+                    try:
+                        yield self._as_it_is()
+                        return
+                    finally:
+                        self._turns.give()
+
+    def _as_it_is(self, exact: bool = False) -> Snapshot | None:
+        """The learner itself, ready to predict."""
+        return None if self.nothing_learned else Snapshot.of(self.engine, self.labels, exact)
 
     @one_at_a_time
     def evaluate(
@@ -391,7 +415,7 @@ class Learner:
             if len(wrong):
                 raise UserError(f"tasks are numbers from 0 to {MOST_TASKS - 1:,}, and one of them is {wrong[0]}")
             numbers = named.astype(np.int64)
-        right = 100.0 * (self._numbers_of(images, rule, exact=True) == labels)
+        right = 100.0 * (_best(self._scores(_learned(self._as_it_is(exact=True)), images, rule)) == labels)
         with np.errstate(invalid="ignore"):
             per_task = np.bincount(numbers, weights=right) / np.bincount(numbers)
         return Accuracy(float(right.mean()), per_task, rule or self.engine.chain.rule)
@@ -459,17 +483,12 @@ class Learner:
         declared = "" if self.labels.open else f" of {self.classes}"
         return f"Learner({self.method!r}, {len(progress.seen)}{declared} classes met in {progress.step} steps)"
 
-    def _scores(self, x: Images, rule: str | None, exact: bool = False) -> list[tuple[Tensor, Tensor]]:
+    def _scores(self, now: Snapshot, x: Images, rule: str | None) -> list[tuple[Tensor, Tensor]]:
         if rule is not None and not isinstance(rule, str):
             raise UserError(f"rule is a name such as 'linear_last', not {rule!r}")
-        if self._engine is None:
-            raise UserError(NOTHING_LEARNED)
-        net, images = self.engine.ready_to_predict(exact), self._read(x)
+        images = self._read(x)
         self._name_unmet_classes()
-        return [
-            seen_scores(self.engine.chain, out, self.engine.progress, rule or self.engine.chain.rule)
-            for _, out in net.sweep(images)
-        ]
+        return now.scores(images, rule)
 
     def _name_unmet_classes(self) -> None:
         """Say once that most of the declared classes never came: each takes part in the losses."""
@@ -579,6 +598,18 @@ class Learner:
     def _own_statistics(self, inputs: Inputs) -> Inputs:
         """The same inputs with the mean and std that the learner was given; those that are no images have none."""
         return ImageInputs(inputs.shape, *self._statistics, inputs.dtype) if isinstance(inputs, ImageInputs) else inputs
+
+
+def _learned(now: Snapshot | None) -> Snapshot:
+    """Refuse to predict before anything was learned."""
+    if now is None:
+        raise UserError(NOTHING_LEARNED)
+    return now
+
+
+def _best(scores: Iterable[tuple[Tensor, Tensor]]) -> Ints:
+    """The number of the class with the highest score, for each image."""
+    return np.concatenate([columns[of_part.argmax(dim=1)].cpu().numpy() for of_part, columns in scores])
 
 
 def _compare(saved: dict[str, Any], texts: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from gracecl.engine.engine import Engine
 from gracecl.engine.finite import check_scores
 from gracecl.errors import UserError
 from gracecl.functional import metrics
-from gracecl.methods.base import Chain
+from gracecl.methods.base import Chain, Method
 from gracecl.registry import nearest
 
 CALIBRATED = ("linear_last", "linear_mean", "linear_votes")
@@ -54,7 +54,7 @@ class Evaluation:
     """of the learner's own rule, if its scores are logits"""
 
 
-def rule_scores(learner: Chain, out: Taps, columns: Tensor) -> dict[str, Tensor]:
+def rule_scores(learner: Chain | Method, out: Taps, columns: Tensor) -> dict[str, Tensor]:
     """Return `{rule: [B, columns]}`: every family of scores by its last tap, by the mean over taps, and by each
     tap (numbered from 1).
 
@@ -71,7 +71,7 @@ def rule_scores(learner: Chain, out: Taps, columns: Tensor) -> dict[str, Tensor]
     return scores
 
 
-def seen_scores(learner: Chain, out: Taps, progress: Progress, rule: str) -> tuple[Tensor, Tensor]:
+def seen_scores(learner: Chain | Method, out: Taps, progress: Progress, rule: str) -> tuple[Tensor, Tensor]:
     """Return scores of the seen classes under one rule, and the class of each column: unseen classes are never
     predicted.
     """
@@ -81,7 +81,7 @@ def seen_scores(learner: Chain, out: Taps, progress: Progress, rule: str) -> tup
     return scores, columns
 
 
-def scores_by(rule: str, learner: Chain, out: Taps, columns: Tensor) -> Tensor:
+def scores_by(rule: str, learner: Chain | Method, out: Taps, columns: Tensor) -> Tensor:
     """Return `[B, columns]` under one rule; it depends on no value, so that a program can be exported of it."""
     scores = rule_scores(learner, out, columns)
     if rule not in scores:

@@ -276,10 +276,11 @@ class Loop:
         """The wish of a callback to stop."""
         return self.callbacks.stop
 
-    def run(self) -> None:
-        """Step to the end of the stream, or to where a callback stops."""
+    def run(self, after_step: Callable[[], None] = lambda: None) -> None:
+        """Step to the end of the stream, or to where a callback stops; call `after_step` when all of a step is done."""
         while not self.done and not self.stopped:
             self.step()
+            after_step()
         self.log.flush()
 
     def step(self) -> None:
