@@ -187,7 +187,7 @@ def engine_of(folder: Path) -> Any:
     from gracecl import checkpoint
     from gracecl.lab.runs.run import Work, learner_and_stream
 
-    engine, _ = learner_and_stream(Work.begun(folder).in_its_layout())
+    engine, _ = learner_and_stream(Work.begun(folder).as_begun())
     engine.load_state_dict(checkpoint.load(folder / "checkpoint.safetensors")["trainer"]["engine"])
     return engine
 

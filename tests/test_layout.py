@@ -81,7 +81,7 @@ def test_a_run_keeps_the_layout_it_began_with(tmp_path: Path, monkeypatch: pytes
     work.run()
     assert json.loads((work.folder / "config.json").read_text())["layout_used"] == "channels_last"
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    assert work.in_its_layout().layout == "channels_last"
+    assert work.as_begun().layout == "channels_last"
     assert work.config.layout == "auto"
     (work.folder / "summary.json").unlink()
     with pytest.raises(UserError, match="unsafe on this CPU with fewer than 16 channels"):

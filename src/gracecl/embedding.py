@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +15,7 @@ from torch import nn
 from gracecl import nets, rng, streams
 from gracecl.data import loading
 from gracecl.data.dataset import Data
-from gracecl.data.features import UNKNOWN, FeatureWriter, NumberFormat, Origin, digest_of_images
+from gracecl.data.features import UNKNOWN, FeatureFile, FeatureWriter, NumberFormat, Origin, digest_of_images
 from gracecl.data.locations import cache_folder, data_root
 from gracecl.data.pixels import BLOCK, Pixels
 from gracecl.data.progress import progress as shown_progress
@@ -22,7 +24,7 @@ from gracecl.errors import UserError
 from gracecl.files import Digest, as_path
 from gracecl.images.augment import normalisation
 from gracecl.inputs import Images
-from gracecl.nets.inference import Backend, Inference, digest_of_weights
+from gracecl.nets.inference import Backend, Inference, backends, digest_of_trunk
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.trunk import take_options
 from gracecl.registry import datasets as known_sets
@@ -73,7 +75,7 @@ def embed(
     with rng.torch_seed(seed, "net"):
         built = nets.build(net, inputs, 0, taps)
     file = None if out is None else as_path(out, "out").expanduser().resolve()
-    return features_of(built, name_of(net), images, inputs, file, precision, backend, root, progress)
+    return features_of(built, name_of(net), images, inputs, file, precision, backend, root, progress).data()
 
 
 def features_of(
@@ -86,19 +88,18 @@ def features_of(
     backend: Backend = "auto",
     root: str | Path | None = None,
     progress: bool = True,
-) -> Data:
+) -> FeatureFile:
     """The vectors of a net's trunk, from the file if it is complete; else computed into it. Without a file, one in the cache."""
-    cache = cache_folder(data_root(root))
-    inference = Inference(net, inputs, backend, cache)
-    mean, std = inputs.statistics
-    origin = Origin(name, digest_of_weights(net.backbone), UNKNOWN, inputs.shape, mean, std, inference.backend, precision)
-    if file is None:
-        file = cached_file(cache, images, origin)
-    writer = FeatureWriter(file, images, origin, inference.widths)
-    if (ready := writer.existing()) is not None:
+    cache, (mean, std) = cache_folder(data_root(root)), inputs.statistics
+    known = Origin(name, digest_of_trunk(net.backbone), UNKNOWN, inputs.shape, mean, std, "", precision)
+    origins = [replace(known, backend=name) for name in backends(backend, net.classifier.weight.device)]
+    if (ready := finished(file, origins, images, cache)) is not None:
         return ready
+    inference = Inference(net, inputs, backend, cache)
+    origin = replace(known, backend=inference.backend)
+    writer = FeatureWriter(file or cached_file(cache, images, origin), images, origin, inference.widths)
     with writer.alone():
-        if (ready := writer.existing()) is not None:
+        if (ready := finished(file, [origin], images, cache)) is not None:
             writer.forget()
             return ready
         begin = writer.begin()
@@ -109,9 +110,28 @@ def features_of(
         return writer.finish()
 
 
+def finished(file: Path | None, origins: list[Origin], images: Unread, cache: Path) -> FeatureFile | None:
+    """The complete file of one of these origins; a file that is named and holds others is refused."""
+    places = [cached_file(cache, images, origin) if file is None else file for origin in origins]
+    for origin, place in zip(origins, places, strict=True):
+        if not place.exists():
+            continue
+        try:
+            found = FeatureFile.open(place)
+        except UserError as error:
+            if file is not None:
+                raise
+            log.warning("%s; they are computed again", error)
+            place.unlink()
+            continue
+        if file is None or found.about["request"]["backend"] == origin.backend or origin is origins[-1]:
+            return found.check(origin.request(images.key))
+    return None
+
+
 def cached_file(cache: Path, images: Unread, origin: Origin) -> Path:
     """The file in the cache for features of this origin."""
-    key = Digest().add(origin.digest.encode()).add(images.key.encode())
+    key = Digest().add(json.dumps(origin.request(images.key)).encode())
     return cache / f"features-{images.name}-{images.inputs.shape[1]}px-{key}.safetensors"
 
 

@@ -29,6 +29,7 @@ from gracecl.errors import UserError
 from gracecl.files import DIGEST_BYTES, Digest, check_place, lock, open_own, open_to_read, parse_json, sync_folder, without_nul
 from gracecl.inputs import Inputs
 from gracecl.machine import check_room
+from gracecl.terminal import print_err
 
 FORMAT = "gracecl-features-1"
 """the entry of the header that holds all that is no tensor, as JSON"""
@@ -66,6 +67,11 @@ class Origin:
     @property
     def digest(self) -> str:
         return str(Digest().add(json.dumps(asdict(self), sort_keys=True).encode()))
+
+    def request(self, images: str) -> dict[str, Any]:
+        """What is asked for, before the images are read; `images` is the key of their files. Equal requests make equal files."""
+        known = {name: value for name, value in asdict(self).items() if name != "data"}
+        return json.loads(json.dumps(known | {"images": images}))  # type: ignore[no-any-return]
 
 
 class Damaged(UserError):
@@ -153,6 +159,22 @@ class FeatureFile:
         values: dict[str, Any] = self.about["origin"]
         return Origin(**values | {name: tuple(values[name]) for name in ("shape", "mean", "std")})
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """of the vectors of each tap, which stand side by side"""
+        return tuple(self.about["widths"])
+
+    def check(self, request: dict[str, Any]) -> FeatureFile:
+        """Refuse a file that was made for another request; return this one."""
+        own = self.about["request"]
+        other = next((name for name, value in request.items() if own.get(name) != value), None)
+        if other is not None:
+            raise UserError(
+                f"{self.path} holds other features: its {other} is {own.get(other)!r} and not {request[other]!r}; "
+                "choose another file, or delete this one"
+            )
+        return self
+
     def data(self) -> Data:
         train_x, test_x = (torch.from_numpy(self.array(f"{part}_x")) for part in ("train", "test"))
         labels = self.about["labels"]
@@ -195,7 +217,7 @@ class FeatureWriter:
         self.labels |= {name: value for name, value in images.domains.items() if name != "domain_names"}
         plain = images.labels is None or all(isinstance(label, str | int) for label in images.labels)
         self.about: dict[str, Any] = {
-            "request": self.request,
+            "request": origin.request(images.key),
             "name": images.name,
             "class_names": list(images.class_names),
             "labels": list(images.labels) if images.labels is not None and plain else None,
@@ -208,12 +230,6 @@ class FeatureWriter:
         """of the blocks that are there"""
         self.seen: list[str] = []
         """of the images that they are made of"""
-
-    @property
-    def request(self) -> dict[str, Any]:
-        """What was asked for: two equal requests make equal files."""
-        known = {name: value for name, value in asdict(self.origin).items() if name != "data"}
-        return json.loads(json.dumps(known | {"images": self.images.key, "width": self.width}))  # type: ignore[no-any-return]
 
     @property
     def done(self) -> int:
@@ -236,26 +252,17 @@ class FeatureWriter:
         check_place(self.path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open_own(self.log) as handle:
-            lock(handle.fileno(), wait=True)
+            try:
+                lock(handle.fileno(), wait=False)
+            except BlockingIOError:
+                print_err(f"another process computes {self.path.name}; waiting for it")
+                lock(handle.fileno(), wait=True)
             yield
 
     def forget(self) -> None:
         """Remove the note of a file that somebody else has finished."""
         if not self.part.exists():
             self.log.unlink(missing_ok=True)
-
-    def existing(self) -> Data | None:
-        """The data of a file that was finished earlier, if it is what is asked for; another file is left alone."""
-        if not self.path.exists():
-            return None
-        file = FeatureFile.open(self.path)
-        if file.about["request"] != self.request:
-            other = next((name for name, value in self.request.items() if file.about["request"].get(name) != value), "request")
-            raise UserError(
-                f"{self.path} holds other features: its {other} is {file.about['request'].get(other)!r} and not "
-                f"{self.request[other]!r}; choose another file, or delete this one"
-            )
-        return file.data()
 
     def begin(self) -> int:
         """Take what a killed process left, as far as its digests are right; return the number of blocks that are there."""
@@ -265,7 +272,8 @@ class FeatureWriter:
         needed = self.begin_of_features + self.total * self.row
         check_room(needed, f"the features of {self.total:,} images", "choose another disk, or half precision", room)
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        if lines[:1] == [json.dumps(self.request)] and self.part.is_file():
+        begun_by = json.dumps(self.about["request"])
+        if lines[:1] == [begun_by] and self.part.is_file():
             with self.part.open("rb") as file:
                 file.seek(self.begin_of_features)
                 for size, line in zip(self.sizes, lines[1:], strict=False):
@@ -274,7 +282,7 @@ class FeatureWriter:
                         break
                     self.digests.append(digest)
                     self.seen.append(seen)
-        kept = [json.dumps(self.request), *map(" ".join, zip(self.digests, self.seen, strict=True))]
+        kept = [begun_by, *map(" ".join, zip(self.digests, self.seen, strict=True))]
         with self._explained():
             os.truncate(self.log, 0)
             with open_own(self.log) as log:
@@ -296,8 +304,8 @@ class FeatureWriter:
         self.digests.append(str(Digest().add(data)))
         self.seen.append(seen)
 
-    def finish(self) -> Data:
-        """Write the header and the labels, and give the file its name."""
+    def finish(self) -> FeatureFile:
+        """Write the header and the labels, and give the file its name; return it."""
         with self._explained(), self.part.open("rb+") as file:
             file.write(self._head())
             file.flush()
@@ -305,7 +313,7 @@ class FeatureWriter:
         os.replace(self.part, self.path)
         self.log.unlink()
         sync_folder(self.path.parent)
-        return from_features(self.path)
+        return FeatureFile.open(self.path)
 
     @cached_property
     def row(self) -> int:

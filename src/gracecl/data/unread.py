@@ -17,6 +17,10 @@ from gracecl.inputs import Images
 from gracecl.rows import Rows
 
 
+class NoImages(UserError):
+    """The data set holds something else than images."""
+
+
 @dataclass(frozen=True)
 class Unread:
     """Labels, names and `Pixels` of a training and a test set, and the extent at which the images are wanted."""
@@ -45,7 +49,7 @@ class Unread:
         """The images of a data set that is there already, enlarged or reduced to `size` pixels a side."""
         inputs = data.inputs
         if not isinstance(inputs, Images):
-            raise UserError(f"features are made of images, and {data.name} holds {inputs}; give a data set of images")
+            raise NoImages(f"features are made of images, and {data.name} holds {inputs}; give a data set of images")
         if size is not None and inputs.shape[1:] != (size, size):
             if inputs.dtype != torch.uint8:
                 raise UserError(

@@ -57,6 +57,9 @@ class Traits:
     """whether it works on transformers alone"""
     images: str = ""
     """what it does with images and can do with nothing else, as its name says it: "shows images mirrored"; "" for any input"""
+    makes_inputs: bool = False
+    """whether it makes inputs of its own from those it is given, such as mixtures, so that it needs the inputs themselves and not
+    what a frozen trunk made of them"""
     moves_weights: bool = False
     """whether its `after_step` changes weights, so that it comes before those that follow the weights"""
     met_only: bool | None = None

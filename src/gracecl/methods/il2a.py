@@ -80,7 +80,7 @@ class IL2A(Replay):
     reference: bool = False
     """give a class the covariance that the authors' program looks up for it, which from the third task on is another's"""
 
-    traits = Traits(boundaries="required", met_only=True)
+    traits = Traits(boundaries="required", met_only=True, makes_inputs=True)
     state = (
         "teacher",
         "old",

@@ -57,7 +57,10 @@ class MKD(Wrapper):
     predict: Literal["mean", "teacher", "net"] = "mean"
     """whose weights predict; all with the net's running statistics"""
 
-    traits = Traits(met_only=False)
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]
+        return Traits(met_only=False, makes_inputs=self.harder > 0)
+
     state = ("teacher", "begun")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:

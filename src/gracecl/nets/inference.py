@@ -66,8 +66,7 @@ class Inference:
 
     def __init__(self, net: TappedNet, inputs: Images, backend: Backend = "auto", keep: Path | None = None) -> None:
         """`keep` is a folder for programs of ONNX Runtime, which are made once for each net."""
-        if backend not in get_args(Backend):
-            raise UserError(f"backend must be one of {', '.join(get_args(Backend))}, not {backend!r}")
+        wanted = backends(backend, net.classifier.weight.device)
         self.device = net.classifier.weight.device
         vectors = Vectors(copy.deepcopy(net.backbone), inputs.to(self.device)).eval().requires_grad_(False)
         with torch.inference_mode():
@@ -76,19 +75,12 @@ class Inference:
                 value.shape[1] for value in vectors.backbone.trunk_vectors(inputs.normalise(inputs.blank(2)).to(self.device))
             )
             self.backend, self.compute = f"torch {torch.__version__}", as_torch(vectors, inputs)
-        if backend != "torch" and self.device.type == "cpu":
+        if wanted[0] != self.backend:
             self._use_onnx(vectors, inputs, keep, required=backend == "onnx")
 
     def _use_onnx(self, vectors: Vectors, inputs: Images, keep: Path | None, required: bool) -> None:
         """Take ONNX Runtime, or say why not."""
-        try:
-            runtime = importlib.import_module("onnxruntime")
-            importlib.import_module("onnx")
-        except ImportError as error:
-            if required:
-                raise UserError(f"backend 'onnx' needs {error.name}; install it with: pip install 'gracecl[fast]'") from None
-            log.info("features are computed by PyTorch; ONNX Runtime is faster: pip install 'gracecl[fast]'")
-            return
+        runtime = importlib.import_module("onnxruntime")
         try:
             self.compute = as_onnx(vectors, inputs, self.batch, runtime, keep)
             self.backend = f"onnxruntime {runtime.__version__}"
@@ -111,10 +103,33 @@ class Inference:
         return out
 
 
-def digest_of_weights(backbone: nn.Module) -> str:
-    """Of parameters and buffers by name."""
+def backends(backend: Backend, device: torch.device) -> list[str]:
+    """What may compute features here, with its version, the preferred one first. Which one does, `Inference` says."""
+    if backend not in get_args(Backend):
+        raise UserError(f"backend must be one of {', '.join(get_args(Backend))}, not {backend!r}")
+    by_torch = [f"torch {torch.__version__}"] if backend != "onnx" else []
+    if backend == "torch" or device.type != "cpu":
+        return by_torch
+    try:
+        importlib.import_module("onnx")
+        return [f"onnxruntime {importlib.import_module('onnxruntime').__version__}", *by_torch]
+    except ImportError as error:
+        if backend == "onnx":
+            raise UserError(f"backend 'onnx' needs {error.name}; install it with: pip install 'gracecl[fast]'") from None
+        log.info("features are computed by PyTorch; ONNX Runtime is faster: pip install 'gracecl[fast]'")
+        return by_torch
+
+
+def digest_of_trunk(backbone: Backbone) -> str:
+    """Of all that the vectors of a backbone's taps depend on: parameters and buffers by name, and what the modules are."""
+    of_taps = {id(value) for part in backbone.tap_parts() for value in (*part.parameters(), *part.buffers())}
+    state = {name: value for name, value in backbone.state_dict(keep_vars=True).items() if id(value) not in of_taps}
+    return digest_of_tensors(state if backbone.reads_vectors else backbone.state_dict())
+
+
+def digest_of_tensors(tensors: dict[str, Tensor]) -> str:
     digest = Digest()
-    for name, value in sorted(backbone.state_dict().items()):
+    for name, value in sorted(tensors.items()):
         digest.add(f"{name} {value.dtype} {list(value.shape)}".encode())
         digest.add(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data if value.numel() else b"")
     return str(digest)
@@ -216,7 +231,7 @@ def as_onnx(vectors: Vectors, inputs: Images, batch: int, runtime: Any, keep: Pa
 
 def exported(vectors: Vectors, inputs: Images, batch: int, keep: Path | None) -> bytes:
     """The program in ONNX, from the folder `keep` if it is there."""
-    about = f"{torch.__version__} {vectors!r} {inputs.shape} {inputs.statistics} {batch} {digest_of_weights(vectors)}"
+    about = f"{torch.__version__} {vectors!r} {inputs.shape} {inputs.statistics} {batch} {digest_of_tensors(vectors.state_dict())}"
     file = None if keep is None else keep / f"net-{Digest().add(about.encode())}.onnx"
     if file is not None and file.is_file():
         return file.read_bytes()

@@ -163,7 +163,7 @@ class ModuleBackbone(Backbone):
                 pooled[name] = reader.pool(tensor_of(output))
                 if name == self.names[-1]:
                     runs_left -= 1
-                    if runs_left == 0:
+                    if runs_left == 0 and not is_exporting():  # an export must see every module end
                         raise enough
 
             return hook
@@ -174,7 +174,7 @@ class ModuleBackbone(Backbone):
             for module, name, reader in zip(modules, self.names, self.readers, strict=True)
         ]
         try:
-            with lone_values_allowed(self.model, len(x)):
+            with lone_values_allowed(self.model, x):
                 call(self.model, x)
         except Enough as stop:
             if stop is not enough:  # that of a net around this one
@@ -188,6 +188,11 @@ class ModuleBackbone(Backbone):
                 f"the model did not run '{missing[0]}' for this input, so its tap has nothing to read; tap another module"
             )
         return [pooled[name] for name in self.names]
+
+
+def is_exporting() -> bool:
+    """Whether torch.export goes through the net; older PyTorch cannot tell."""
+    return hasattr(torch.compiler, "is_exporting") and torch.compiler.is_exporting()
 
 
 class Reader(nn.Module):
@@ -227,9 +232,10 @@ class Enough(BaseException):
 
 
 @contextmanager
-def lone_values_allowed(model: nn.Module, batch: int) -> Iterator[None]:
+def lone_values_allowed(model: nn.Module, x: Batched) -> Iterator[None]:
     """Batch norms use their running statistics where one image leaves one value per channel, from which no spread can be told."""
-    norms = [part for part in model.modules() if isinstance(part, BATCH_NORMS) and part.training] if batch == 1 else []
+    norms = [part for part in model.modules() if isinstance(part, BATCH_NORMS) and part.training]
+    norms = norms if norms and len(x) == 1 else []
 
     def look(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         norm.training = inputs[0].numel() > inputs[0].shape[1] or norm.running_mean is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -135,6 +135,17 @@ class Meter:
         self.backward += backward
 
 
+class TrunkVectors(NamedTuple):
+    """What a net is given in place of images: the vectors of its frozen trunk."""
+
+    images: Inputs
+    """what the trunk takes"""
+    widths: tuple[int, ...]
+    """of each tap's vector"""
+    made_by: dict[str, Any]
+    """backend and origin, as config.json states them"""
+
+
 class TappedNet(nn.Module):
     """Backbone, and per tap a linear classifier and a linear projector for contrastive terms."""
 
@@ -157,10 +168,26 @@ class TappedNet(nn.Module):
         """what its passes cost so far; whoever makes a pass counts it"""
         self.mirrored = False
         """whether scoring passes look at each image and at its mirror image, and average what they show"""
+        self.of_images: TrunkVectors | None = None
+        """set where the net is given the trunk's vectors in place of images"""
 
     def forward(self, x: Batched) -> Taps:
-        features = self.backbone(x)
+        if self.of_images is None:
+            features = self.backbone(x)
+        else:
+            features = self.backbone.read_vectors(x.split(list(self.of_images.widths), dim=1))
         return Taps(features, self.classifier(features), self.projector)
+
+    def take_vectors(self, widths: Sequence[int], made_by: dict[str, Any] | None = None) -> None:
+        """Take, from now on, what the frozen trunk makes of images (`Backbone.trunk_vectors`, side by side) in their place."""
+        self.of_images = TrunkVectors(self.inputs, tuple(widths), made_by or {})
+        self.inputs = Inputs((sum(widths),))
+
+    def take_images(self) -> None:
+        """Take images again."""
+        if self.of_images is not None:
+            self.inputs = self.of_images.images
+            self.of_images = None
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """What the optimizer trains, with factors of its learning rate: the trunk's own, and 1 for taps, heads and extras."""

@@ -26,6 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Layout = Literal["auto", "contiguous", "channels_last"]
 Precision = Literal["fp32", "bf16", "fp16"]
 SchedulerStep = Literal["step", "task"]
+TrunkFeatures = Literal["auto", "torch", "onnx", "off"]
 ALIASES = {"buffer_size": "memory"}
 """what other libraries call an option"""
 OPTIMIZER = "adam(lr=0.001, weight_decay=0.0001)"
@@ -36,6 +37,7 @@ LIMITS = ("budget", "bytes", "pace")
 """options that limit what a run may compute or keep"""
 ADDED_LATER = {
     "normalise": OF_THE_DATA,
+    "features": "auto",
     "plugin_code": None,
     "scheduler": None,
     "scheduler_step": "step",
@@ -114,6 +116,9 @@ class RunOptions(LearnerOptions):
     """an expression such as "split-cifar100(tasks=5, classes='0-19')" """
     normalise: str = OF_THE_DATA
     """mean and std of pixels: data is the data set's own; half (0.5, 0.5), imagenet or none for nets trained with those"""
+    features: TrunkFeatures = "auto"
+    """what computes a frozen trunk's features, once, for all runs: onnx (ONNX Runtime), torch, or auto; off computes them in every
+    pass"""
     steps: Annotated[int, AtLeast(1)] | None = None
     """batches after which the stream is cut; None is all of it"""
     eval_every: Annotated[int, AtLeast(0)] = 0

@@ -51,6 +51,7 @@ class Predictor(nn.Module):
     def __init__(self, engine: Engine, rule: str | None = None) -> None:
         super().__init__()
         self.net = engine.ready_to_predict().eval()
+        self.net.take_images()  # whatever the learner learned from
         self.chain = engine.chain
         self.rule = rule or engine.chain.rule
         self.seen = list(engine.progress.seen)
@@ -72,7 +73,7 @@ def export_run(folder: Path, file: Path, rule: str | None = None) -> str:
     if ended_with is not None and Written.of(state["record"]) != ended_with:
         raise UserError(f"{saved} is not the checkpoint that the run ended with; {PUT_BACK}")
     with work.own_code():
-        engine, _ = learner_and_stream(work.in_its_layout(), work.data_root, allotted=work.allotted)
+        engine, _ = learner_and_stream(work.as_begun(), work.data_root, allotted=work.allotted)
         engine.load_state_dict(state["trainer"]["engine"])
         return export(engine, file, rule, {"method": work.config.method, "net": work.config.net})
 

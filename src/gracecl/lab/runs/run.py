@@ -31,6 +31,7 @@ from gracecl.files import Written, as_name, lock, make_folder, open_own, read_no
 from gracecl.images.augment import normalisation
 from gracecl.lab import report
 from gracecl.lab.report.runs import CHECKPOINT
+from gracecl.lab.runs.frozen import kept_features
 from gracecl.lab.runs.limits import ALLOTTED, costs, measured
 from gracecl.lab.runs.recorder import Recorder
 from gracecl.lab.runs.trainer import Trainer
@@ -137,10 +138,15 @@ class Work:
         number = self._begun_with("threads")
         return number if isinstance(number, int) else None
 
-    def in_its_layout(self) -> RunConfig:
-        """Return the configuration with the layout that the run began with, whatever this CPU would choose."""
+    def as_begun(self) -> RunConfig:
+        """Return the configuration with the layout and the features that the run began with, whatever would be chosen here."""
         layout = self._begun_with("layout_used")
-        return replace(self.config, layout=layout) if layout in ("contiguous", "channels_last") else self.config
+        if layout not in ("contiguous", "channels_last"):
+            return self.config
+        match self._begun_with("features_used"):
+            case {"backend": str(backend)}:
+                return replace(self.config, layout=layout, features="onnx" if backend.startswith("onnx") else "torch")
+        return replace(self.config, layout=layout, features="off")
 
     @property
     def allotted(self) -> Allotment | None:
@@ -257,12 +263,19 @@ def learner_and_stream(
 
 
 def _without_limits(config: RunConfig, data_root: str | Path | None, live: Live | None) -> tuple[Engine, Stream]:
-    """Build the engine and the stream as if there were no budgets."""
-    stream = streams.build(config.stream, config.seed, data_root)
+    """Build the engine and the stream as if there were no budgets; on a frozen trunk, of features where they can be used."""
+    live = live or Live()
+    kept = kept_features(config, data_root, live)
+    if kept is None:
+        stream = streams.build(config.stream, config.seed, data_root)
+        inputs = normalisation(config.normalise, stream.data.inputs)
+    else:
+        stream, inputs = kept.stream, kept.net.inputs
+        config, live = replace(config, augment="none"), replace(live, net=kept.net, augment=None)
     streams.check_evaluations(stream)
     stream = stream if config.eval_images is None else stream.tested_on(config.eval_images)
     data = stream.data
-    engine = config.build(normalisation(config.normalise, data.inputs), data.classes, live)
+    engine = config.build(inputs, data.classes, live)
     stream = engine.as_seen(stream.to(engine.device))
     stream = stream if config.steps is None else stream.cut(config.steps)
     if not np.isin(data.test_y, stream.labels(stream.order)).any():
@@ -279,7 +292,7 @@ def _train(work: Work, code: Code, watch: Watch, threads: int | None, callbacks:
         left.unlink()
     saved = folder / CHECKPOINT
     state = load_checkpoint(saved, config) if saved.exists() else None
-    begun = replace(config, layout=state["layout"]) if state else work.in_its_layout()
+    begun = replace(work.as_begun(), layout=state["layout"]) if state else work.as_begun()
     forget_peak()
     kept = Written.of(state["record"]) if state else None
     allotted = Allotment.of(state[ALLOTTED]) if state and ALLOTTED in state else work.allotted
@@ -460,6 +473,8 @@ def _write_config(work: Work, trainer: Trainer, told: dict[str, Any]) -> None:
         "layout_used": layout_of(engine.net),
         **told,
     }
+    if engine.net.of_images is not None:
+        described["features_used"] = engine.net.of_images.made_by
     if work.data_root is not None:
         write_text(work.folder / "data_root", str(Path(work.data_root).resolve()))
     if work.plugins:

@@ -100,7 +100,7 @@ def serve() -> None:
 
 def probe(config: RunConfig, data_root: str | None) -> Probe:
     """Time a few steps of the first task, then of the second, where every method has a past to deal with."""
-    engine, stream = learner_and_stream(config, data_root)
+    engine, stream = learner_and_stream(replace(config, features="off"), data_root)
     second = int(stream.marks[0]) + 1 if len(stream.marks) > 1 else WARM_UP // 2
     steps = [step for step in (*range(WARM_UP // 2), *range(second, second + WARM_UP // 2 + TIMED)) if step < len(stream)]
     forward, backward, started = 0, 0, time.perf_counter()

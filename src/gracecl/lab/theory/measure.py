@@ -215,7 +215,8 @@ def _measure(work: Work, settings: Settings) -> Theory:
     if not work.finished:
         raise UserError(f"the run in {folder} is not finished; finish it with: gracecl resume {folder}")
     # The net is evaluated in full precision and differentiated twice, which compiled code does not allow.
-    config = replace(work.config, device="auto", precision="fp32", compile=False, cuda_graphs=False)
+    features = work.as_begun().features
+    config = replace(work.config, features=features, device="auto", precision="fp32", compile=False, cuda_graphs=False)
     engine, stream = learner_and_stream(config, work.data_root, allotted=work.allotted)
     if not stream.has_tasks:
         raise UserError(f"the run in {folder} learns from a stream without tasks, and both theorems are about tasks")

@@ -70,7 +70,7 @@ def mean_cross_entropy(net: TappedNet, images: Tensor, labels: Ints) -> float:
 def of_run(folder: Path) -> float:
     """Return the sharpness at a finished run's last weights, on the images of its memory."""
     work = Work.begun(folder)
-    engine, _ = learner_and_stream(work.in_its_layout(), work.data_root, allotted=work.allotted)
+    engine, _ = learner_and_stream(work.as_begun(), work.data_root, allotted=work.allotted)
     engine.load_state_dict(checkpoint.load(folder / "checkpoint.safetensors")["trainer"]["engine"])
     memory = engine.memories.replay
     images, labels, _ = memory.examples
