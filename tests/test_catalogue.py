@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from gracecl import registry
-from gracecl.core import StreamBatch, is_loss
+from gracecl.core import NO_TASK, Progress, StreamBatch, is_loss
+from gracecl.engine.boundaries import check_marks
 from gracecl.engine.engine import Engine
 from gracecl.engine.recipe import Recipe
 from gracecl.errors import UserError
 from gracecl.inputs import Images
 from gracecl.lab import catalogue, paper
 from gracecl.lab.catalogue import FACTS
-from gracecl.methods.base import Addition, Wrapper
+from gracecl.memory import Memories
+from gracecl.methods.base import Addition, Chain, Wrapper
 from gracecl.registry import spec
+from gracecl.testing import toy_stream
 
 SHAPE, CLASSES, PER_TASK = (3, 8, 8), 100, 10
 MANY_VIEWS = {"ocm", "onpro"}
@@ -36,11 +42,11 @@ def engine_of(expression: str, memory: int, classes: int) -> Engine:
     return recipe.build(Images(SHAPE), classes)
 
 
-def learn(engine: Engine, images: int, task: int) -> list[str]:
+def learn(engine: Engine, images: int, task: int, marked: bool = True) -> list[str]:
     """A batch of a task; returns the rows of its losses."""
     labels = np.arange(images) % PER_TASK + PER_TASK * task
     pixels = np.random.default_rng(engine.progress.step).integers(0, 256, (images, *SHAPE), dtype=np.uint8)
-    outcome = engine.learn(StreamBatch(torch.from_numpy(pixels), labels, task=task))
+    outcome = engine.learn(StreamBatch(torch.from_numpy(pixels), labels, task=task if marked else NO_TASK))
     return [] if outcome is None else [row for row in outcome.table if is_loss(row)]
 
 
@@ -75,11 +81,51 @@ def test_what_a_method_is(name: str) -> None:
     facts, kind = FACTS[name], registry.methods.get(name)
     assert (facts.family == "add") == issubclass(kind, Addition)
     assert (facts.family == "wrap") == issubclass(kind, Wrapper)
-    assert facts.tasks == spec.parse_method(name).chain.traits.boundaries
+    assert facts.unmarked == spec.parse_method(name).chain.unmarked
     years = {
         record["year"] for row, text in paper.EXPRESSIONS.items() for record in paper.records(method=row) if text == f"{name}()"
     }
     assert years - {None} <= {facts.year}
+
+
+def learned(expression: str, marked: bool) -> tuple[Engine, list[int]]:
+    """A learner after six batches of two tasks, with their marks or without, and the steps at which one of its tasks ended."""
+    engine, ended = engine_of(expression, 40, 20), list[int]()
+    for part in engine.chain.parts:
+        if part.traits.interval is not None:
+            setattr(part, part.traits.interval, 2)
+    engine.chain = Chain(engine.method)  # which reads the intervals
+    for part in engine.chain.defining("end_task"):
+        own = part.end_task
+
+        def noted(memories: Memories, progress: Progress, own: Callable[..., Any] = own) -> Any:
+            ended.append(progress.step)
+            return own(memories, progress)
+
+        part.end_task = noted  # type: ignore[method-assign]
+    for step in range(6):
+        learn(engine, 10, step // 3, marked)
+    return engine, ended
+
+
+@pytest.mark.parametrize("name", FACTS)
+@pytest.mark.slow
+def test_what_a_method_does_without_task_marks(name: str) -> None:
+    """Refused; the same to the bit; at each interval, here of two steps; or something else than with marks."""
+    facts, method = FACTS[name], f"{name}()"
+    if facts.unmarked == "refused":
+        stream = toy_stream()
+        unmarked = dataclasses.replace(stream, task_of_step=np.full(len(stream), NO_TASK))
+        with pytest.raises(UserError, match="needs a stream with task marks"):
+            check_marks(engine_of(method, 40, 20), unmarked)
+        return
+    (without, ended), (with_marks, _) = learned(method, False), learned(method, True)
+    weights, others = without.net.state_dict(), with_marks.net.state_dict()
+    same = all(torch.equal(weights[key], others[key]) for key in weights)
+    assert same or facts.unmarked != "same"
+    assert set(ended) == ({1, 3, 5} if "every 500 steps" in facts.unmarked else set())
+    if facts.unmarked == catalogue.BY_BATCH:
+        assert not same
 
 
 @pytest.mark.parametrize("name", FACTS)

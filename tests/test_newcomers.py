@@ -22,6 +22,8 @@ import warm
 from gracecl import Feedback, Learner, UserError, from_arrays, tap
 from gracecl.data import Data
 from gracecl.errors import Caution, Misfit
+from gracecl.lab import cli
+from gracecl.lab.report import figures
 from gracecl.lab.runs import watch
 from gracecl.registry import streams
 from gracecl.streams import Stream
@@ -131,6 +133,23 @@ def of_the_last_task(own: Callable[..., str]) -> str:
         return dataclasses.replace(stream.data, test_x=stream.data.test_x[torch.from_numpy(kept)], test_y=stream.data.test_y[kept])
 
     return own(data=only_the_last, test_task=lambda stream: stream.test_task[stream.test_task == 2])
+
+
+def test_pictures_and_tables_have_averages_of_what_is_tested(
+    own: Callable[..., str], tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    """The command's tables, the page, the pictures and `load_runs`; the label at the end of a curve said nan."""
+    expression, drawn = of_the_last_task(own), list[Any]()
+    monkeypatch.setattr(figures, "label_ends", lambda figure, axes, ends, **more: drawn.extend(ends))
+    words = [f"--{name}={value}" for name, value in (SMALL | {"stream": expression}).items() if name != "steps"]
+    with pytest.warns(Caution, match="3 evaluation marks and test images of 1 task"):
+        assert cli.call(["run", "er", *words, f"--out={tmp_path}", "--jobs=1", "--threads=1"]) == 0
+    [row] = gracecl.load_runs(tmp_path).to_dict("records")
+    shown = capsys.readouterr().out + (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "nan" not in shown.lower()
+    assert f"{row['acc']:.2f}" in shown
+    assert drawn[-1].text.endswith(f"  {row['acc']:.1f}")
+    assert all(math.isfinite(end.value) for end in drawn)
 
 
 def test_evaluations_before_any_test_class_is_met_have_no_accuracy(own: Callable[..., str], monkeypatch: Any, capsys: Any) -> None:

@@ -62,6 +62,10 @@ class Detector:
         """
         return False
 
+    def is_idle(self, steps: int) -> bool:
+        """Return whether it is known beforehand that no second task begins in so many steps."""
+        return False
+
     @property
     def by_errors(self) -> bool:
         """Whether it needs predictions."""

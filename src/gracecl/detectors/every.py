@@ -23,3 +23,6 @@ class Every(Detector):
 
     def begins(self, batch: StreamBatch, progress: Progress) -> bool:
         return progress.step % self.n == 0
+
+    def is_idle(self, steps: int) -> bool:
+        return self.n >= steps

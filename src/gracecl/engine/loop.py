@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from gracecl.core import LossTable, StreamBatch
-from gracecl.engine.boundaries import needs_predictions, placed
+from gracecl.engine.boundaries import name_unfound, needs_predictions, placed
 from gracecl.engine.engine import Engine, StepResult
 from gracecl.engine.evaluate import Evaluation, evaluate
 from gracecl.engine.finite import check_losses
@@ -312,6 +312,8 @@ class Loop:
         self.callbacks.call("on_step", lambda: self._state(result=outcome, predictions=self.predictions))
         if batch.last_of_task:
             self._end_task(step)
+        if step + 1 == self.steps:
+            name_unfound(self.engine, self.steps)
         if self._is_due(step):
             with self._evaluating():
                 self.engine.get_ready()

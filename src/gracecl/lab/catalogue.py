@@ -6,6 +6,7 @@ and compares (tests/test_catalogue.py).
 
 from __future__ import annotations
 
+import re
 import textwrap
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from gracecl.lab import paper
 from gracecl.registry import methods
 from gracecl.registry.options import AUTO_FROM_SCRATCH, AUTO_ON_FEATURES
 
-TASK_WORDS = {"unused": "–", "used": "uses", "required": "needs"}
+BY_BATCH = "takes each batch's classes for the task's"
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,9 @@ class Facts:
     add (to a learner), wrap (around a learner)"""
     year: int | None
     """of publication; None if never published as a method"""
-    tasks: str
-    """task marks of the stream: unused, used where there are some, required"""
+    unmarked: str
+    """what it does on a stream without task marks: same, as it does not use any; refused, as it needs them; or what stands in place
+    of what it does at them"""
     keeps: str
     """what it remembers besides its weights"""
     terms: str
@@ -40,67 +42,83 @@ class Facts:
     γ alone, as there are no images of the past to find α from while it trains; no"""
 
     @property
+    def marks(self) -> str:
+        """The same in five letters: nothing, needed, the steps of an interval, or a way of its own."""
+        interval = re.search(r"every (\d+) steps", self.unmarked)
+        return {"same": "–", "refused": "needs"}.get(self.unmarked) or (interval[1] if interval else "own")
+
+    @property
     def images(self) -> str:
         return f"{self.forward}" if self.forward == self.backward else f"{self.forward}/{self.backward}"
 
 
 FACTS = {
-    "sgd": Facts("bound", None, "unused", "nothing", "ce/all", 10, 10, "γ"),
-    "joint": Facts("bound", None, "unused", "nothing", "ce/all", 74, 74, "γ"),
-    "er": Facts("replay", 2019, "unused", "images", "ce/all", 74, 74),
-    "agem": Facts("replay", 2019, "unused", "images", "ce/new", 74, 74),
-    "der": Facts("replay", 2020, "unused", "images, logits", "ce/new kd/logits", 74, 74),
-    "derpp": Facts("replay", 2020, "unused", "images, logits", "ce/new kd/logits ce/replay", 138, 138),
-    "er_ace": Facts("replay", 2022, "unused", "images", "ce/new ce/replay", 74, 74),
-    "er_aml": Facts("replay", 2022, "unused", "images", "sc ce/replay", 94, 94),
-    "adversarial_replay": Facts("replay", 2022, "unused", "images", "ce/new ce/replay ce/adversarial", 414, 276),
-    "cls_er": Facts("replay", 2022, "unused", "images, 2 averages", "ce/all kd/surer", 202, 74),
-    "gsa": Facts("replay", 2023, "required", "images, counts", "ce/new ce/balanced", 190, 190),
-    "mose": Facts("replay", 2024, "used", "images", "sc ce/new ce/balanced rsd", 384, 384),
-    "mir": Facts("select", 2019, "unused", "images", "ce/new ce/replay", 596, 84),
-    "gss": Facts("select", 2019, "unused", "images, scores", "ce/all", 184, 184),
-    "gdumb": Facts("select", 2020, "unused", "images", "", 0, 0, "γ"),
-    "aser": Facts("select", 2021, "unused", "images", "ce/all", 894, 74),
-    "dvc": Facts("select", 2022, "unused", "images", "ce/new mi/new dl/new ce/replay mi/replay dl/replay", 680, 168),
-    "scr": Facts("contrast", 2021, "unused", "images", "ce/contrast", 148, 148, "head"),
-    "co2l": Facts("contrast", 2021, "used", "images, net", "ce/contrast kd/relations", 296, 148, "head"),
-    "ocm": Facts("contrast", 2022, "used", "images, net", "ce/replay sc/new sc/replay kd/projected kd/logits", 3520, 2432),
-    "onpro": Facts("contrast", 2023, "used", "images, means", "ce/replay sc/new sc/replay ope/new ope/seen", 2560, 2560),
-    "pcr": Facts("contrast", 2023, "unused", "images", "ce/proxy", 148, 148),
-    "icarl": Facts("teacher", 2017, "used", "images, net", "ce/new kd/old", 148, 74),
-    "bic": Facts("teacher", 2019, "required", "images, net", "ce/all kd/old", 148, 74),
-    "lucir": Facts("teacher", 2019, "required", "images, net", "ce/all kd/features margin/old", 148, 74),
-    "ccil": Facts("teacher", 2021, "required", "images, net", "ce/new kd/new ce/replay kd/replay", 148, 74),
-    "il2a": Facts("teacher", 2021, "required", "images, net", "ce/all ce/semantic kd/features", 218, 109),
-    "ssil": Facts("teacher", 2021, "required", "images, net", "ce/new ce/replay kd/tasks", 148, 74),
-    "closed": Facts("frozen", None, "unused", "sums", "", 10, 0, "no"),
-    "slda": Facts("frozen", 2020, "unused", "sums", "", 10, 0, "no"),
-    "acil": Facts("frozen", 2022, "unused", "sums", "", 10, 0, "no"),
-    "fecam": Facts("frozen", 2023, "unused", "sums", "", 10, 0, "no"),
-    "ranpac": Facts("frozen", 2023, "unused", "sums", "", 10, 0, "no"),
-    "air": Facts("frozen", 2024, "unused", "sums", "", 10, 0, "no"),
-    "foal": Facts("frozen", 2024, "unused", "sums", "", 10, 0, "no"),
-    "gacl": Facts("frozen", 2024, "unused", "sums", "", 10, 0, "no"),
-    "ncm": Facts("frozen", 2024, "unused", "sums", "", 10, 0, "no"),
-    "randumb": Facts("frozen", 2024, "unused", "sums", "", 10, 0, "no"),
-    "klda": Facts("frozen", 2025, "unused", "sums", "", 10, 0, "no"),
-    "online_lora": Facts("frozen", 2025, "unused", "images", "ce/new ce/hard", 50, 50),
-    "lwf": Facts("add", 2016, "used", "net", "ce/all kd/lwf", 20, 10, "γ"),
-    "ewc": Facts("add", 2017, "used", "weights", "ce/all penalty/ewc", 10, 10, "γ"),
-    "si": Facts("add", 2017, "used", "weights", "ce/all penalty/si", 10, 10, "γ"),
-    "ewc_on": Facts("add", 2018, "used", "weights", "ce/all penalty/ewc_on", 10, 10, "γ"),
-    "ewc_pp": Facts("add", 2018, "used", "weights", "ce/all penalty/ewc_pp", 10, 10, "γ"),
-    "mas": Facts("add", 2018, "used", "weights", "ce/all penalty/mas", 10, 10, "γ"),
-    "cpr": Facts("add", 2021, "unused", "nothing", "ce/all cpr", 10, 10, "γ"),
-    "rar": Facts("wrap", 2022, "unused", "images", "ce/new ce/replay", 740, 740),
-    "ema": Facts("wrap", 2023, "used", "images, average", "ce/new kd/logits ce/replay", 138, 138),
-    "lode": Facts("wrap", 2023, "required", "images, logits", "ce/new kd/logits ce/replay", 138, 138),
-    "mkd": Facts("wrap", 2024, "unused", "images, average", "ce/all kd/teacher", 148, 74),
-    "lpr": Facts("wrap", 2024, "unused", "images, matrices", "ce/all", 91, 74),
-    "best": Facts("wrap", None, "used", "images, average", "sc ce/new ce/balanced rsd kd/teacher", 768, 384),
-    "mirrored": Facts("wrap", None, "unused", "images", "ce/all", 74, 74),
-    "multi_update": Facts("wrap", None, "used", "images", "sc ce/new ce/balanced rsd", 384, 384),
-    "grace": Facts("wrap", 2025, "used", "images", "sc ce/new ce/balanced rsd entropy", 384, 384, "no"),
+    "sgd": Facts("bound", None, "same", "nothing", "ce/all", 10, 10, "γ"),
+    "joint": Facts("bound", None, "same", "nothing", "ce/all", 74, 74, "γ"),
+    "er": Facts("replay", 2019, "same", "images", "ce/all", 74, 74),
+    "agem": Facts("replay", 2019, "same", "images", "ce/new", 74, 74),
+    "der": Facts("replay", 2020, "same", "images, logits", "ce/new kd/logits", 74, 74),
+    "derpp": Facts("replay", 2020, "same", "images, logits", "ce/new kd/logits ce/replay", 138, 138),
+    "er_ace": Facts("replay", 2022, "same", "images", "ce/new ce/replay", 74, 74),
+    "er_aml": Facts("replay", 2022, "same", "images", "sc ce/replay", 94, 94),
+    "adversarial_replay": Facts("replay", 2022, "same", "images", "ce/new ce/replay ce/adversarial", 414, 276),
+    "cls_er": Facts("replay", 2022, "same", "images, 2 averages", "ce/all kd/surer", 202, 74),
+    "gsa": Facts("replay", 2023, "refused", "images, counts", "ce/new ce/balanced", 190, 190),
+    "mose": Facts("replay", 2024, BY_BATCH, "images", "sc ce/new ce/balanced rsd", 384, 384),
+    "mir": Facts("select", 2019, "same", "images", "ce/new ce/replay", 596, 84),
+    "gss": Facts("select", 2019, "same", "images, scores", "ce/all", 184, 184),
+    "gdumb": Facts("select", 2020, "same", "images", "", 0, 0, "γ"),
+    "aser": Facts("select", 2021, "same", "images", "ce/all", 894, 74),
+    "dvc": Facts("select", 2022, "same", "images", "ce/new mi/new dl/new ce/replay mi/replay dl/replay", 680, 168),
+    "scr": Facts("contrast", 2021, "same", "images", "ce/contrast", 148, 148, "head"),
+    "co2l": Facts("contrast", 2021, "every 500 steps", "images, net", "ce/contrast kd/relations", 296, 148, "head"),
+    "ocm": Facts(
+        "contrast", 2022, "every 500 steps", "images, net", "ce/replay sc/new sc/replay kd/projected kd/logits", 3520, 2432
+    ),
+    "onpro": Facts(
+        "contrast",
+        2023,
+        "as in later tasks, from the start",
+        "images, means",
+        "ce/replay sc/new sc/replay ope/new ope/seen",
+        2560,
+        2560,
+    ),
+    "pcr": Facts("contrast", 2023, "same", "images", "ce/proxy", 148, 148),
+    "icarl": Facts("teacher", 2017, "every 500 steps", "images, net", "ce/new kd/old", 148, 74),
+    "bic": Facts("teacher", 2019, "refused", "images, net", "ce/all kd/old", 148, 74),
+    "lucir": Facts("teacher", 2019, "refused", "images, net", "ce/all kd/features margin/old", 148, 74),
+    "ccil": Facts("teacher", 2021, "refused", "images, net", "ce/new kd/new ce/replay kd/replay", 148, 74),
+    "il2a": Facts("teacher", 2021, "refused", "images, net", "ce/all ce/semantic kd/features", 218, 109),
+    "ssil": Facts("teacher", 2021, "refused", "images, net", "ce/new ce/replay kd/tasks", 148, 74),
+    "closed": Facts("frozen", None, "same", "sums", "", 10, 0, "no"),
+    "slda": Facts("frozen", 2020, "same", "sums", "", 10, 0, "no"),
+    "acil": Facts("frozen", 2022, "same", "sums", "", 10, 0, "no"),
+    "fecam": Facts("frozen", 2023, "same", "sums", "", 10, 0, "no"),
+    "ranpac": Facts("frozen", 2023, "same", "sums", "", 10, 0, "no"),
+    "air": Facts("frozen", 2024, "same", "sums", "", 10, 0, "no"),
+    "foal": Facts("frozen", 2024, "same", "sums", "", 10, 0, "no"),
+    "gacl": Facts("frozen", 2024, "same", "sums", "", 10, 0, "no"),
+    "ncm": Facts("frozen", 2024, "same", "sums", "", 10, 0, "no"),
+    "randumb": Facts("frozen", 2024, "same", "sums", "", 10, 0, "no"),
+    "klda": Facts("frozen", 2025, "same", "sums", "", 10, 0, "no"),
+    "online_lora": Facts("frozen", 2025, "same", "images", "ce/new ce/hard", 50, 50),
+    "lwf": Facts("add", 2016, "every 500 steps", "net", "ce/all kd/lwf", 20, 10, "γ"),
+    "ewc": Facts("add", 2017, "every 500 steps", "weights", "ce/all penalty/ewc", 10, 10, "γ"),
+    "si": Facts("add", 2017, "every 500 steps", "weights", "ce/all penalty/si", 10, 10, "γ"),
+    "ewc_on": Facts("add", 2018, "every 500 steps", "weights", "ce/all penalty/ewc_on", 10, 10, "γ"),
+    "ewc_pp": Facts("add", 2018, "every 500 steps", "weights", "ce/all penalty/ewc_pp", 10, 10, "γ"),
+    "mas": Facts("add", 2018, "every 500 steps", "weights", "ce/all penalty/mas", 10, 10, "γ"),
+    "cpr": Facts("add", 2021, "same", "nothing", "ce/all cpr", 10, 10, "γ"),
+    "rar": Facts("wrap", 2022, "same", "images", "ce/new ce/replay", 740, 740),
+    "ema": Facts("wrap", 2023, "slows its average after 500 updates", "images, average", "ce/new kd/logits ce/replay", 138, 138),
+    "lode": Facts("wrap", 2023, "refused", "images, logits", "ce/new kd/logits ce/replay", 138, 138),
+    "mkd": Facts("wrap", 2024, "same", "images, average", "ce/all kd/teacher", 148, 74),
+    "lpr": Facts("wrap", 2024, "same", "images, matrices", "ce/all", 91, 74),
+    "best": Facts("wrap", None, BY_BATCH, "images, average", "sc ce/new ce/balanced rsd kd/teacher", 768, 384),
+    "mirrored": Facts("wrap", None, "same", "images", "ce/all", 74, 74),
+    "multi_update": Facts("wrap", None, BY_BATCH, "images", "sc ce/new ce/balanced rsd", 384, 384),
+    "grace": Facts("wrap", 2025, f"{BY_BATCH}; every 500 steps", "images", "sc ce/new ce/balanced rsd entropy", 384, 384, "no"),
 }
 """Wrappers wrap their default method; additions are added to sgd()."""
 LEARNERS = (
@@ -174,7 +192,7 @@ def paper_accuracy(method: str) -> float | None:
 
 def table() -> str:
     """Return a line for each method, at most 80 columns wide."""
-    lines: list[tuple[str, ...]] = [("method", "year", "family", "tasks", "grace", "keeps", "images", "paper")]
+    lines: list[tuple[str, ...]] = [("method", "year", "family", "marks", "grace", "keeps", "images", "paper")]
     for name in methods.names():
         facts = FACTS.get(name)  # a method of the user's own has none
         if facts is None:
@@ -186,7 +204,7 @@ def table() -> str:
                 name,
                 str(facts.year or "–"),
                 facts.family,
-                TASK_WORDS[facts.tasks],
+                facts.marks,
                 facts.grace,
                 facts.keeps.replace("images,", "+"),
                 facts.images,
@@ -216,7 +234,8 @@ def also_understood(quote: str = "") -> str:
 
 ON_AUTO = f"auto is {AUTO_ON_FEATURES} on a pretrained or frozen net, {AUTO_FROM_SCRATCH} on a new one"
 LEGEND = """\
-tasks   needs task marks, uses them where the stream has some, or – does not
+marks   needs task marks; acts every so many steps without them; has an own way
+        without; or – does not use any. --boundaries guesses them for all
 grace   works inside grace(...): yes; head, with train_head=True; γ, only the
         entropy term, as α has no images of the past; or no
 keeps   besides its weights; + is images and more
@@ -234,9 +253,11 @@ def markdown() -> str:
         reported = paper_accuracy(name)
         rows.append(
             f"| `{name}` | {facts.year or '–'} | {facts.family} | {described[name].rstrip('.')} | {_under_grace(facts)} "
-            f"| {TASK_WORDS[facts.tasks]} | {facts.keeps} | {facts.images} | {'–' if reported is None else f'{reported:.1f}'} |"
+            f"| {facts.unmarked} | {facts.keeps} | {facts.images} | {'–' if reported is None else f'{reported:.1f}'} |"
         )
-    header = "| method | year | family | what it does | inside `grace(...)` | task marks | keeps | images per step | paper |"
+    header = (
+        "| method | year | family | what it does | inside `grace(...)` | without task marks | keeps | images per step | paper |"
+    )
     names = f"Also understood: {also_understood('`')}. A run is recorded under the method's name here.\n\n{ON_AUTO}.\n"
     return "\n".join([PAGE, names, header, "|---|---|---|---|---|---|---|---:|---:|", *rows, ""])
 
@@ -270,8 +291,10 @@ options; wrappers around their default method, additions to `sgd()`.
   the others alone; it adds γ times the entropy of every layer's linear head. *γ alone* means that α stays 1, because nothing of the
   past is kept to measure heads on, or nothing is trained while the stream passes; an addition to a learner that keeps images,
   `grace(er() + ewc())`, has both.
-- **task marks**: *needs* means that a stream without them is refused; *uses*, that it does something at a task's end where there is
-  one, or every so many steps where there is none; – that tasks make no difference.
+- **without task marks**: what it does on a stream that has none. *same*: tasks make no difference to it; *refused*: it needs them;
+  *every 500 steps*: what it does at a task's end it does at this interval, its option `every` or `refresh_every`; else what it does
+  in place of it. `boundaries=` (`--boundaries`) lets every method, also those that need marks, go by a clock, by new labels or by a
+  rise of the error instead: [streams.md](streams.md#without-marks).
 - **keeps**: what it remembers besides the weights that it trains.
 - **images per step**: through the net, and after a slash those that a gradient is taken of, where they are fewer: with 10 new
   images, in the last of ten tasks of ten classes, with a memory of 1,000. `gdumb` trains on its memory before an evaluation

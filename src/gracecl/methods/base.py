@@ -48,6 +48,9 @@ class Traits:
     """whether task marks are needed: a method that requires them is refused on a stream without"""
     interval: str | None = None
     """name of the interval option used when the stream has no task marks: `end_task` is then called every so many steps"""
+    instead: str = ""
+    """what a part that uses marks, and has no interval, does on a stream without any: "takes each batch's classes for the task's";
+    "" is nothing: what it does at the end of tasks it then never does"""
     all_taps: bool = False
     """whether `taps = auto` should give it all tapped layers instead of the last alone"""
     trains: Trains = "stream"
@@ -253,6 +256,13 @@ class Chain:
     def __repr__(self) -> str:
         return repr(self.method)
 
+    @property
+    def unmarked(self) -> str:
+        """What the learner does on a stream without task marks, in a few words."""
+        if self.traits.boundaries == "required":
+            return "refused"
+        return "; ".join(words for part in self.parts if (words := part_unmarked(part))) or "same"
+
     def defining(self, hook: str) -> list[Method]:
         """Return the parts that define a hook, from the innermost to the outermost."""
         return [part for part in self.parts if defines(part, hook)]
@@ -362,6 +372,13 @@ class Chain:
 def defines(part: Method, hook: str) -> bool:
     """Return whether a part has a hook of its own, from its class or set on the part itself."""
     return hook in vars(part) or getattr(type(part), hook) is not getattr(Method, hook)
+
+
+def part_unmarked(part: Method) -> str:
+    """Return what a part does on a stream without task marks; nothing, if marks make no difference to it."""
+    if part.traits.interval is not None:
+        return f"every {getattr(part, part.traits.interval)} steps"
+    return "" if part.traits.boundaries == "unused" else part.traits.instead or "never"
 
 
 def combined(traits: list[Traits]) -> Traits:

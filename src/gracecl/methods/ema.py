@@ -45,7 +45,7 @@ class EMA(Wrapper):
     warm_up: Annotated[int, AtLeast(0)] | None = None
     """S, after how many optimizer steps μ changes; None is the length of the first task, or 500 on a stream without task marks"""
 
-    traits = Traits(boundaries="used")
+    traits = Traits(boundaries="used", instead=f"slows its average after {UNMARKED_WARM_UP} updates")
     state = ("average", "steps", "first_task")
 
     def attach(self, net: TappedNet, memories: Memories) -> None:

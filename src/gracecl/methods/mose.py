@@ -66,7 +66,9 @@ class MOSE(Method):
     ] = "ncm_mean"
     """the headline rule; ncm and linear are always reported, lda and ridge on the memory's features where asked for"""
 
-    traits = Traits(boundaries="used", all_taps=True, images="shows images mirrored")
+    traits = Traits(
+        boundaries="used", instead="takes each batch's classes for the task's", all_taps=True, images="shows images mirrored"
+    )
 
     @property
     def rule(self) -> str:

@@ -91,7 +91,7 @@ class OnPro(RotationContrast):
     prototype_temperature: Annotated[float, Above(0)] = 0.5
     """τ_p"""
 
-    traits = Traits(boundaries="used", images="turns images by 90 degrees")
+    traits = Traits(boundaries="used", instead="as in later tasks, from the start", images="turns images by 90 degrees")
     state = (per_class("proto"),)
 
     def attach(self, net: TappedNet, memories: Memories) -> None:

@@ -62,7 +62,7 @@ def accuracy_matrix(run: Run, path: str | Path) -> bool:
     side = min(max(0.5 * size, 2.6), 5.0)
     figure = new_figure(side + 0.9, side + 2.4)
     tasks, means = figure.subplots(1, 2, sharey=True, width_ratios=[size, 1.0 if numbered else size / 20])
-    for axes, block in ((tasks, a), (means, np.array([[row.mean()] for row in seen_rows(a)]))):
+    for axes, block in ((tasks, a), (means, np.array([[mean_of_tested(row)] for row in seen_rows(a)]))):
         one_based = (0.5, block.shape[1] + 0.5, size + 0.5, 0.5)
         image = axes.imshow(block, cmap="cividis", vmin=0, vmax=100, aspect="auto", extent=one_based)
         axes.spines[:].set_visible(False)
@@ -127,7 +127,8 @@ def loss_curves(run: Run, path: str | Path) -> bool:
 
 def comparison(runs: Sequence[Run], path: str | Path) -> bool:
     """Draw the accuracy on the tasks seen so far, one line per method, and the entropy of each layer in one run."""
-    groups = [group for group in group_runs(runs) if group.runs and all(run.evals for run in group.runs)]
+    groups = [group for group in group_runs(runs) if group.runs]
+    groups = [group for group in groups if all(any(tested_curve(*run.seen(group.rule))) for run in group.runs)]
     if not groups:
         return False
     with_entropies = [group.runs[0] for group in groups if "log/H" in group.runs[0].term_names(observed=True)]
@@ -214,6 +215,9 @@ def task_curves(run: Run, path: str | Path) -> bool:
     ends = []
     for task, colour in enumerate(layer_colours(count)):
         points = [(step, float(row[task])) for step, row in zip(steps, rows, strict=True) if len(row) > task]
+        points = [(step, accuracy) for step, accuracy in points if not np.isnan(accuracy)]
+        if not points:
+            continue  # a task without test images
         axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.3, marker="o", markersize=2)
         ends.append(End(points[-1][1], f"task {task + 1}", colour))
     axes.set(xlabel="step", ylabel="accuracy on each task (%)", ylim=(0, 102))
@@ -444,6 +448,18 @@ def legend_of_layers(figure: Figure, count: int) -> None:
         figure.legend(lines, names, loc="outside upper right", ncols=columns, fontsize=7.5, frameon=False)
 
 
+def mean_of_tested(row: Array) -> float:
+    """Average accuracies over the tasks that have test images; NaN where none has."""
+    known = row[~np.isnan(row)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+def tested_curve(steps: Sequence[int], rows: Sequence[Array]) -> tuple[list[int], list[float]]:
+    """Return the evaluations with some test images: their steps and mean accuracies."""
+    points = [(step, mean) for step, row in zip(steps, rows, strict=True) if not np.isnan(mean := mean_of_tested(row))]
+    return [step for step, _ in points], [mean for _, mean in points]
+
+
 def _seeds(groups: list[Group]) -> str:
     fewest, most = min(len(group.runs) for group in groups), max(len(group.runs) for group in groups)
     if most == 1:
@@ -457,8 +473,7 @@ def _draw_group(axes: Axes, group: Group, colour: str, dashes: str) -> End:
     Seeds of a stream without fixed task lengths are evaluated at different steps: between two evaluations a seed's
     accuracy is taken from the straight line that its curve would show.
     """
-    evaluated = [run.seen(group.rule) for run in group.runs]
-    curves = [(steps, [float(row.mean()) for row in rows]) for steps, rows in evaluated]
+    curves = [tested_curve(*run.seen(group.rule)) for run in group.runs]
     first, last = max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves)
     grid = sorted({step for steps, _ in curves for step in steps if first <= step <= last})
     values = np.array([np.interp(grid, steps, accuracies) for steps, accuracies in curves])

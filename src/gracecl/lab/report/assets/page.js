@@ -275,7 +275,8 @@
   const legend = (groups) => make("ul", { class: "legend" }, ...groups.map((group) => make("li", {}, mark(group), breakable(group.label))));
   const lineOf = (group) => ({ stroke: group.colour, strokeDasharray: group.dashes, strokeWidth: 2 });
   const tip = (points, x, y, title) => Plot.tip(points, Plot.pointer({ x, y, title, fontSize: 12, maxRadius: Infinity }));
-  const average = (row) => row.length ? d3.sum(row) / row.length : NaN;
+  /** Over the tasks that have test images. */
+  const average = (row) => d3.mean(row) ?? NaN;
 
   /** The mean over seeds where all of them are evaluated; between two evaluations a seed's curve is straight. */
   function curve(group) {
