@@ -329,7 +329,10 @@ def test_stream_show_writes_a_picture(tmp_path: Path) -> None:
     place = tmp_path / "stream.svg"
     code, out, err = gracecl("stream", "show", "noisy(i-blurry-digits(tasks=5, size=8), 0.2)", "--out", str(place))
     assert (code, err) == (0, "")
-    assert out == (f"Stream(noisy(i-blurry) of digits: no task marks, 10 classes, 146 steps, 1438 images, seed 0)\n{place}\n")
+    assert out == (
+        "Stream(noisy(i-blurry) of digits: no task marks, 10 classes, 146 steps, 1438 images, seed 0)\n"
+        f"from 32 batches on, labels alone do not say what comes: --near-future 32\n{place}\n"
+    )
     assert place.read_text().startswith("<?xml")
     assert "ends in none of them" in one_sentence(*gracecl("stream", "show", "split-digits(size=8)", "--out", "stream.gif"))
     assert "unknown stream 'i_blurie_digits'" in one_sentence(*gracecl("stream", "show", "i-blurie-digits"))

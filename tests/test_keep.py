@@ -72,7 +72,7 @@ def test_a_kept_run_is_the_run_without_most_of_its_steps(made: Path) -> None:
         assert without_folder(thin) == without_folder(whole) | {"steps": thinned}
         assert summary(thin) == summary(whole)
         by_path = report.read_run(thin.path)
-        assert vars(by_path) == vars(thin)
+        assert by_path == thin
         assert report.read_summary(thin.path) == report.read_summary(whole.path)
         assert Result.read(thin.path).config == Result.read(whole.path).config
 
@@ -270,15 +270,18 @@ def check_numbers(line: KeptRun) -> None:
     assert told.keys() == parts["accuracy"].keys() != set()
     for rule, metrics in told.items():
         matrix = np.array(parts["accuracy"][rule], dtype=float)
-        for name, metric in MATRIX_METRICS.items():
-            assert metric(matrix) == pytest.approx(metrics[name], abs=1e-9, nan_ok=True), (line, rule, name)
+        for name in MATRIX_METRICS.keys() & metrics.keys():  # runs before 0.3.0 lack some
+            assert MATRIX_METRICS[name](matrix) == pytest.approx(metrics[name], abs=1e-9, nan_ok=True), (line, rule, name)
         assert is_tap(rule) == (rule in parts["summary"]["per_tap"])
     if run.evals:
         assert finite(run.matrices()) == parts["accuracy"]
         again = finite(summary(run))
-        assert {name: again[name] for name in ("metrics", "per_tap", "steps", "finished")} == {
-            name: parts["summary"][name] for name in ("metrics", "per_tap", "steps", "finished")
+        assert {name: again[name] for name in ("steps", "finished")} == {
+            name: parts["summary"][name] for name in ("steps", "finished")
         }
+        for rule, metrics in told.items():
+            found = again["per_tap" if is_tap(rule) else "metrics"][rule]
+            assert {name: found[name] for name in metrics} == metrics
 
 
 @pytest.mark.slow

@@ -262,8 +262,8 @@ STREAMS = [
         within(
             "window_mode",
             ("np.argsort(first)", "np.argsort(-first)"),
-            ("new >= window", "new > window"),
-            ("counted[new - window]", "counted[new - window - 1]"),
+            ("max(0, now - window)", "max(0, now - window - 1)"),
+            ("counted[before:now]", "counted[:now]"),
         ),
         within("blind_acc", ("(*windows, len(labels) + 1)", "windows"), ("slice(int(sum(sizes)), None)", "slice(None)")),
         within("blind_shift", ("blind_acc(labels, batch, shift) <= chance", "blind_acc(labels, batch) <= chance")),

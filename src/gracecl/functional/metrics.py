@@ -318,16 +318,13 @@ def window_mode(labels: npt.ArrayLike, window: int, batch: Batching = 1, shift: 
     classes, first, numbers = np.unique(labels, return_index=True, return_inverse=True)
     by_arrival = np.argsort(first)
     counted = np.argsort(by_arrival)[numbers]  # classes by arrival: the first of several maxima is the one met first
-    counts, taken = np.zeros(len(classes), np.int64), 0
-    predicted = []
-    for known in known_labels(len(labels), batch, shift).tolist():
-        for new in range(taken, known):
-            counts[counted[new]] += 1
-            if new >= window:
-                counts[counted[new - window]] -= 1
-        taken = known
-        predicted.append(classes[by_arrival[counts.argmax()]] if known else NO_PREDICTION)
-    return np.array(predicted, np.int64)
+    known, which = np.unique(known_labels(len(labels), batch, shift), return_inverse=True)
+    counts, modes = np.zeros(len(classes), np.int64), []
+    for before, now in pairwise([0, *known.tolist()]):
+        gone = counted[max(0, before - window) : max(0, now - window)]
+        counts += np.bincount(counted[before:now], minlength=len(counts)) - np.bincount(gone, minlength=len(counts))
+        modes.append(classes[by_arrival[counts.argmax()]] if now else NO_PREDICTION)
+    return np.array(modes, np.int64)[which]
 
 
 def blind_acc(labels: npt.ArrayLike, batch: Batching = 1, shift: int = 0, windows: Sequence[int] = (1, 10, 100)) -> float:

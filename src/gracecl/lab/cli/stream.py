@@ -29,11 +29,17 @@ def stream(
         data: folder of the data sets (default: $GRACECL_DATA)
         plugin: modules or files that register more
     """
+    import numpy as np
+
     from gracecl import streams
+    from gracecl.functional.metrics import blind_shift
 
     shown = streams.stream(expression, seed=seed, data=data)
     streams.check_evaluations(shown)
     place = Path("stream.png") if out is None else out
     shown.plot(place)
     print_out(repr(shown))
+    shift = blind_shift(shown.labels(shown.order), np.diff(shown.ends, prepend=0))
+    if shift is not None:
+        print_out(f"from {shift} batches on, labels alone do not say what comes: --near-future {max(shift, 1)}")
     print_out(str(place))

@@ -235,6 +235,11 @@ class Run:
         """Labels and predictions of the stream's images, each made before it was learned."""
         return Prequential.of(self.prequential)
 
+    @cached_property
+    def of_predictions(self) -> dict[str, float]:
+        """Metrics of what was predicted before it was learned."""
+        return measures.of_predictions(self)
+
     @property
     def dense(self) -> set[int]:
         """Steps with an evaluation that is there only to follow those after a mark."""
@@ -261,7 +266,7 @@ def measure(run: Run, rule: str) -> dict[str, float]:
         values["aaa"] = aaa([row for step, row in zip(steps, rows, strict=True) if step not in run.dense])
     values |= measures.of_evaluations(run, rule)
     if rule == run.rule:
-        values |= measures.of_predictions(run)
+        values |= run.of_predictions
         if run.joint is not None:
             values["intransigence"] = measures.intransigence(run, rule)
     return values
