@@ -26,6 +26,7 @@ PARTS = {
     "choices": "layouts, precisions, compilation, optimizers, threads and allocators against the defaults",
 }
 TEXTS = {
+    "shrinkage": "accuracy of closed forms by the number of images, and what choosing λ from the sums costs (needs cifar100.feat)",
     "profile": "where the time of a step goes, by operation",
     "cost": "seconds per step as a model, and what the paper's tables would cost here and on GPUs",
 }

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from benchmarks import avalanche, closed, memory, startup
+from benchmarks import avalanche, closed, memory, shrinkage, startup
 from benchmarks.measure import Row
 from gracecl.errors import UserError
 
@@ -94,3 +95,19 @@ def test_closed_rows() -> None:
         "one row of 20 numbers, closed()",
     ]
     assert all(row.ratio > 1 for row in rows[:2]), "two passes of the trunk against one"
+
+
+@pytest.mark.slow
+def test_shrinkage_compares_rules_of_the_same_sums() -> None:
+    header, _, *rows = [line.strip("| ").split(" | ") for line in shrinkage.text(quick=True).splitlines()]
+    assert [row[:2] for row in rows] == [["100", "none"], ["400", "none"], ["100", "relu 100"], ["400", "relu 100"]]
+    for row in rows:
+        found = dict(zip(header[2:], map(float, row[2:]), strict=True))
+        assert 80 < found["LDA, OAS"] <= 100
+        assert found["best λ"] >= found["ridge, evidence"] - 0.5, "the evidence's λ is in the grid, but for rounding"
+
+
+def test_shrinkage_says_how_features_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="gracecl features efficientnet_lite0 cifar100"):
+        shrinkage.text(quick=False)
