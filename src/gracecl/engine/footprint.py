@@ -32,6 +32,12 @@ def bytes_by_part(state: dict[str, Any]) -> dict[str, int]:
     return found
 
 
+def bytes_in(state: dict[str, Any]) -> dict[str, int]:
+    """Return the bytes of an engine's state as a run's timing has them: in all, and by part."""
+    found = bytes_by_part(state)
+    return {"bytes": sum(found.values())} | {f"bytes_{part}": size for part, size in found.items()}
+
+
 def _size(tree: Any) -> int:
     return sum(value.nbytes for _, value in _leaves(tree))
 

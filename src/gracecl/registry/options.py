@@ -31,7 +31,7 @@ ALIASES = {"buffer_size": "memory"}
 """what other libraries call an option"""
 OPTIMIZER = "adam(lr=0.001, weight_decay=0.0001)"
 OF_THE_DATA = "data"
-NO_EFFECT_ON_RESULTS = ("checkpoint_every", "snapshots")
+NO_EFFECT_ON_RESULTS = ("checkpoint_every", "snapshots", "tuned_on")
 """options that do not change results"""
 LIMITS = ("budget", "bytes", "pace")
 """options that limit what a run may compute or keep"""

@@ -386,6 +386,22 @@ def check(expression: str) -> None:
     _ = family.options  # which checks them
 
 
+def source_of(expression: str) -> tuple[str, Any]:
+    """Return the data set that a stream is of, and the classes that it picks from it; None for all."""
+    _, dataset, picked = _read(spec.parse_call(expression))
+    return dataset, picked.get("classes")
+
+
+def takes(expression: str, option: str) -> bool:
+    """Return whether a stream or one that it is around has an option of this name."""
+    family: Family | None = _read(spec.parse_call(expression))[0]
+    while family is not None:
+        if option in inspect.signature(streams.get(family.call.name)).parameters:
+            return True
+        family = family.inside
+    return False
+
+
 def _read(call: spec.Call, of_data: bool = False) -> tuple[Family, str, dict[str, Any]]:
     """A family, its data set, and what is picked from that; with `of_data` names stand without data sets.
 

@@ -23,6 +23,7 @@ def tune(
     *,
     space: tuple[str, ...] = ("lr=1e-4..1e-1:log",),
     trials: int = 30,
+    tune_on: str | None = None,
     tasks: int = 3,
     validation: float = 0.2,
     seeds: str = "0-2",
@@ -47,7 +48,9 @@ def tune(
         space: what is searched for: options of the method, of the optimizer, or augment and optimizer, such as
             lr=1e-4..1e-1:log n_recall=16,32,64; where two have an option of that name, ewc.strength=1..100
         trials: sets of values that are tried
-        tasks: first tasks of the stream that are used
+        tune_on: another stream to search on, whole and with its test images; the options are then for --stream, and the two may
+            share no image (default: the first tasks of --stream)
+        tasks: first tasks of the stream that are used, without --tune-on
         validation: share of their training images that is evaluated on and not trained on
         seeds: such as 0-2; a trial's score is the mean over them
         metric: acc, aia, forgetting, forgetting_mose (the paper's AF), bwt, learning_acc, aaa, min_acc, wc_acc, ece or nll
@@ -65,17 +68,19 @@ def tune(
     from gracecl.lab.runs.result import configuration
     from gracecl.lab.tuning import search
     from gracecl.lab.tuning import space as spaces
+    from gracecl.streams import from_anywhere
 
     if trials < 1:
         raise UserError(f"--trials must be at least 1, not {trials}")
     check_metric(metric)
+    tune_on = None if tune_on is None else from_anywhere(tune_on)
     config, taken = configuration(method, defaults, epochs, **options)
     if taken:
         print_err(taken)
     config = config.canonical()
     found = spaces.parse(space, config, method)
     config, numbers = spaces.without(config, found), tuple(seeds_of(seeds))
-    wanted = search.Search(config, found, tasks, validation, numbers, metric, sampler, data, plugin)
+    wanted = search.Search(config, found, tasks, validation, numbers, metric, sampler, data, plugin, tune_on)
     out = out or Path("runs/tune") / as_name(config.method)
     best = search.tune(wanted, out, trials, number_of(jobs), threads, print_err)
     print_out(f"best: {spaces.shown(best.values)}: {wanted.text(best.score)} in trial {best.place}")

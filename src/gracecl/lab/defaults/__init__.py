@@ -61,6 +61,8 @@ class Resolved:
     augment: str | None
     taken: str = ""
     """which values came from which set, in a line; empty where no set applies"""
+    tuned_on: str | None = None
+    """where a search chose the values that were taken; None where none did"""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class DefaultSet:
     """streams that the set covers; None for all"""
     entries: dict[str, list[Entry]]
     """method -> its entries"""
+    tuned_on: str | None = None
+    """where a search chose the values, if one did"""
 
     def on(self, stream: str, memory: int) -> Benchmark | None:
         """Return the entries for a stream, None if the set has none."""
@@ -137,13 +141,15 @@ def resolve(
     name = stream_name(stream)
     if is_opaque(method):  # which no entry can be about
         return Resolved(method, optimizer, augment, "" if defaults == DEFAULT else f"defaults {defaults}: nothing for {method}")
-    if (benchmark := read(defaults).on(name, memory)) is None:
+    found = read(defaults)
+    if (benchmark := found.on(name, memory)) is None:
         return Resolved(method, optimizer, augment, "" if defaults == DEFAULT else f"defaults {defaults}: nothing for {name}")
     learner: Method = spec.build_method(_filled(spec.read_method(method), benchmark))
     settings = {"optimizer": optimizer, "augment": augment}
     for setting, given in settings.items():
         settings[setting] = benchmark.setting(setting, learner) if given is None else given
-    return Resolved(repr(learner), settings["optimizer"], settings["augment"], str(benchmark))
+    tuned_on = found.tuned_on if any(benchmark.taken.values()) else None
+    return Resolved(repr(learner), settings["optimizer"], settings["augment"], str(benchmark), tuned_on)
 
 
 def stream_name(expression: str) -> str:
@@ -178,12 +184,20 @@ def read(name: str) -> DefaultSet:
         content = parse_toml(text)
     except ValueError as error:
         raise UserError(f"--defaults {name} is not a TOML file: {error}") from None
-    content.pop(PROVENANCE, None)
+    tuned_on = _tuned_on(content.pop(PROVENANCE, None))
     if name not in sets():
         _check(content, f"--defaults {name}")
     streams = content.pop("streams", None)
     entries: dict[str, list[Entry]] = {normal(methods.real_name(method)): listed for method, listed in content.items()}
-    return DefaultSet(name, None if streams is None else tuple(streams), entries)
+    return DefaultSet(name, None if streams is None else tuple(streams), entries, tuned_on)
+
+
+def _tuned_on(provenance: Any) -> str | None:
+    """Return the stream that a search says it used; None where none does."""
+    match provenance:
+        case {"data": {"stream": str(stream)}}:
+            return stream
+    return None
 
 
 def _check(content: dict[str, Any], file: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gracecl.functional.metrics import HIGHER_IS_BETTER, Array, seen_rows
-from gracecl.lab.report.groups import Group, group_runs, value_of
+from gracecl.lab.report.groups import COUNTED, Group, group_runs, value_of
 from gracecl.lab.report.runs import Run
 from gracecl.lab.report.style import (
     INK,
@@ -193,7 +193,8 @@ def against(groups: Sequence[Group], metric: str, cost: str, label: str, path: s
     for index, (_, paid, values) in enumerate(points):
         colour = method_style(index)[0]
         axes.errorbar(paid, values.mean, yerr=values.std if math.isfinite(values.std) else None, fmt="o", color=colour, linewidth=1)
-    if min(paid for _, paid, _ in points) > 0 and max(paid for _, paid, _ in points) > 20 * min(paid for _, paid, _ in points):
+    few = min(paid for _, paid, _ in points)
+    if few > 0 and (cost in COUNTED or max(paid for _, paid, _ in points) > 20 * few):
         axes.set_xscale("log")
     axes.set(xlabel=label, ylabel=f"{metric}, mean ± std over seeds")
     axes.margins(0.12)

@@ -13,7 +13,7 @@ from gracecl.registry.options import LIMITS
 from gracecl.registry.spec import parse_call
 
 VARIES_WITH_THE_SEED = ("seed", "stream_hash", "commit", "threads", "snapshots", "allotted")
-FOLLOWS = ("layers", "parameters", "rule", "images_beyond_memory", "forward_flops")
+FOLLOWS = ("layers", "parameters", "rule", "images_beyond_memory", "forward_flops", "tuned_on")
 """fields that follow from the settings"""
 OF_THE_STREAM = ("stream_steps", "tasks", "classes")
 """fields that repeat the stream's expression"""
@@ -28,8 +28,12 @@ COSTS = {
     "forward": "images through the net",
     "memory": "images in the memory",
     "parameters": "parameters",
+    "flops": "FLOPs of learning",
+    "bytes": "bytes kept",
 }
 """what a metric can be set against, and what it is called on an axis"""
+COUNTED = ("flops", "bytes")
+"""costs that span orders of magnitude, and are drawn so"""
 
 
 @dataclass(frozen=True)

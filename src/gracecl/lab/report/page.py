@@ -28,6 +28,7 @@ from gracecl.lab.report.groups import COSTS, cost_of, group_runs
 from gracecl.lab.report.measures import calibration_rows, gap_rows
 from gracecl.lab.report.runs import Run, is_tap, measure
 from gracecl.lab.report.tables import COMPARED, DECIMALS
+from gracecl.lab.report.terms import terms
 from gracecl.registry.options import docstring
 
 MOST_NUMBERS = 120_000
@@ -103,7 +104,7 @@ def content(runs: Sequence[Run], title: str, root: Path | None = None, paper: st
             for group, values in zip(groups, printed, strict=True)
         ],
         "runs": found,
-        "reading": " ".join([READING, *([about(used)] if (used := _used(columns, printed)) else [])]),
+        "reading": " ".join([READING, *([about(used)] if (used := _used(columns, printed)) else []), terms(groups)]),
         "differing": DIFFERING,
         "footer": f"Made by gracecl {__version__} from {len(found)} runs. Drawn with Observable Plot and D3, whose licences are in "
         "this file.",

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gracecl.engine.footprint import bytes_in
 from gracecl.errors import UserError
-from gracecl.files import Written, noted_in, parse_json, read_file, read_note, read_sealed
+from gracecl.files import Written, noted_in, parse_json, read_file, read_note, read_sealed, sizes_in
 from gracecl.functional.metrics import ANYTIME_METRICS, BINS, MATRIX_METRICS, Array, aaa, seen_rows
 from gracecl.functional.prequential import Prequential
 from gracecl.lab.report import measures
@@ -349,6 +350,8 @@ def _assembled(
     """Assemble a run from its parts; `source` is where its timing comes from."""
     _check_owner(source, timing, config)
     timing.pop("run", None)
+    if "bytes" not in timing and finished and (state := sizes_in(path / CHECKPOINT, "trainer")):
+        timing = timing | bytes_in(state["engine"])
     if not _are_numbers(timing):
         raise UserError(f"{source} is damaged: it holds other things than numbers")
 

@@ -14,6 +14,7 @@ from gracecl.lab.report.groups import Group, group_runs
 from gracecl.lab.report.runs import Run, is_tap, measure
 from gracecl.lab.report.sheet import Value, heading
 from gracecl.lab.report.table import NOTHING, Cell, Entry, Table, number
+from gracecl.lab.report.terms import terms
 
 COMPARED = ("acc", "aia", "forgetting", "forgetting_mose")
 """metrics of a comparison unless others are asked for"""
@@ -49,7 +50,7 @@ def comparison_table(runs: Sequence[Run], metrics: Sequence[str] = COMPARED, col
         for line in found
     ]
     beside = [column.about] if column and printed else []
-    caption = " ".join(["percent; mean ± sample std over n seeds", *_left_out(groups), *beside])
+    caption = " ".join(["percent; mean ± sample std over n seeds", *_left_out(groups), *beside, terms(groups)])
     return method_table(["method", "n", *sheet.heads(metrics, printed, "Δ"), "seconds"], rows, caption=caption)
 
 
@@ -107,7 +108,7 @@ def comparison_markdown(runs: Sequence[Run], metrics: Sequence[str] = COMPARED, 
         "Accuracies in percent: mean ± sample standard deviation over seeds, in brackets the half-width of the "
         "95 % Student-t interval of the mean; the best bold, the second underlined. Seconds are training time without evaluation."
     )
-    notes = [note, *([column.about] if column and printed else []), *_left_out(groups)]
+    notes = [note, *([column.about] if column and printed else []), *_left_out(groups), terms(groups)]
     heads = ["method", "rule", "seeds", *sheet.heads(metrics, printed, "difference"), "seconds"]
     table = Table(heads, "ll" + "r" * (len(heads) - 2), rows, caption=" ".join(notes))
     return "\n\n".join([table.to_markdown(), *_differences(groups, metrics)]) + "\n"

@@ -13,6 +13,7 @@ from gracecl.lab.report.beside_paper import column_for
 from gracecl.lab.report.groups import COSTS, group_runs
 from gracecl.lab.report.runs import MATRICES, RECORD, SUMMARY, Run, find_runs, read_run, summary
 from gracecl.lab.report.tables import COMPARED, comparison_markdown
+from gracecl.lab.report.terms import terms
 
 FIGURES = ("pdf", "svg", "png")
 FORMATS = ("html", "md", "csv", "tex", *FIGURES)
@@ -64,7 +65,7 @@ def write_comparison(
     if "tex" in formats:
         beside = f" {column.about}" if column and sheet.beside(found, metrics) else ""
         about = "Mean ± sample standard deviation over seeds; the best bold, the second underlined."
-        caption = f"{about} {settings.replace('`', '')}.{beside}"
+        caption = f"{about} {settings.replace('`', '')}.{beside} {terms([line.group for line in found])}"
         write_text(folder / "report.tex", sheet.latex(found, metrics, caption))
     if "md" in formats:
         parts = ["# Comparison", settings, comparison_markdown(chosen, metrics, column).rstrip()]

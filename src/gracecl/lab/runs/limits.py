@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from gracecl.engine.allotment import Allotment, allot
-from gracecl.engine.cost import StepCost, bytes_kept, dry_run, flops
+from gracecl.engine.cost import StepCost, dry_run, flops
 from gracecl.engine.engine import Engine
+from gracecl.engine.footprint import bytes_in
 from gracecl.engine.live import Live
 from gracecl.engine.loop import Loop
 from gracecl.registry.options import LIMITS
@@ -45,6 +46,6 @@ def measured(config: Any, live: Live, build: Callable[[Any, Live], tuple[Engine,
 
 def costs(loop: Loop, per_image: float) -> dict[str, float]:
     """Return what was computed in FLOPs, in fits too, and what the learner keeps in bytes, in all and by part."""
-    timing, kept = loop.timing, bytes_kept(loop.engine)
+    timing = loop.timing
     computed = flops(per_image, timing.forward + timing.fit_images, timing.backward + timing.fit_images)
-    return {"flops": computed, "bytes": sum(kept.values())} | {f"bytes_{part}": size for part, size in kept.items()}
+    return {"flops": computed, **bytes_in(loop.engine.state_dict())}

@@ -232,7 +232,7 @@ def configuration(
     settings = {name: options.get(name) for name in published.SETTINGS}
     found = published.resolve(config.method, config.stream, config.memory, **settings, defaults=defaults)
     settings = {name: getattr(found, name) for name in published.SETTINGS}
-    return replace(config, method=found.method, **not_none(settings)), found.taken
+    return replace(config, method=found.method, tuned_on=found.tuned_on, **not_none(settings)), found.taken
 
 
 def not_none(options: dict[str, Any]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ from gracecl.streams.paced import paced
 SECONDS_BETWEEN_CHECKPOINTS = 120.0
 ALWAYS_WRITTEN = ("method", "net", "memory", "seed", "stream")
 """fields that every config.json has; an older one may lack others, which then have their defaults"""
-LEFT_OUT = ("plugin_code", *LIMITS)
+LEFT_OUT = ("plugin_code", "tuned_on", *LIMITS)
 """fields that config.json has only where they are given"""
 STOPPED = "stopped"
 """the note in the folder of a run that a callback stopped: where, and why"""
@@ -61,6 +61,8 @@ class RunConfig(RunOptions, Recipe):
 
     plugin_code: str | None = None
     """digest of the source of the run's plugins, which says what its names mean; None without any"""
+    tuned_on: str | None = None
+    """where a search chose options of the run, as its file of defaults says; None where no search is recorded"""
 
     def canonical(self) -> RunConfig:
         """Return the configuration with canonical expressions: `GRACE` becomes `grace(mose())`."""

@@ -42,7 +42,7 @@ def write(study: Study, results: Results, made: Made) -> str:
     versions = Counter(str(config.get("versions", {}).get("gracecl")) for config in configs)
     seeds = sorted({config["seed"] for config in configs})
     steps = sorted({line.steps for line in found})
-    text = table.markdown(found)
+    text = table.markdown(found, results.runs)
     sections = [section for name in study.show for section in rendered(name, results)]
     told = "; ".join(f"{key} {' / '.join(f'`{value}`' for value in values)}" for key, values in setting.items())
     made_by = f"Command: `{made.command}`. Finished: {len(configs)} of {made.planned} runs. Commit: {counted(commits)}. "

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from gracecl.lab.report import Run
 from gracecl.lab.report.groups import Group, group_runs, setting_of
 from gracecl.lab.report.table import Cell, Entry, Table, number
+from gracecl.lab.report.terms import terms
 
 HEADS = ("method", "acc ↑", "forgetting ↓", "images per step, forward", "backward", "seconds per step", "predicts by", "seeds")
 
@@ -64,11 +65,17 @@ def _line(setting: str, group: Group) -> StudyRow:
     )
 
 
-def markdown(found: Sequence[StudyRow]) -> str:
-    """Return the tables, one per setting, each below its setting's name where there are several."""
+def markdown(found: Sequence[StudyRow], runs: Sequence[Run] = ()) -> str:
+    """Return the tables, one per setting, each below its setting's name where there are several; `runs` are those they are of."""
     settings = list(dict.fromkeys(line.setting for line in found))
     tables = [
-        Table(HEADS, "lrrrrrll", [_row(line) for line in found if line.setting == setting], setting if len(settings) > 1 else "")
+        Table(
+            HEADS,
+            "lrrrrrll",
+            [_row(line) for line in found if line.setting == setting],
+            setting if len(settings) > 1 else "",
+            terms(group_runs([run for run in runs if setting_of(run) == setting])),
+        )
         for setting in settings
     ]
     return "\n\n".join(table.to_markdown(tight=True) for table in tables)

@@ -7,6 +7,7 @@ in its middle. The best values so far, with where they come from, are in `defaul
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -14,12 +15,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gracecl import __version__, streams
+from gracecl.data import Data
+from gracecl.data.dataset import chunks
 from gracecl.engine.finite import REMEDY
 from gracecl.errors import UserError
 from gracecl.files import make_folder, write_text
 from gracecl.functional.metrics import HIGHER_IS_BETTER
 from gracecl.functional.statistics import Summary, summarise
+from gracecl.inputs import TensorTree
 from gracecl.lab import report
 from gracecl.lab.defaults import SETTINGS
 from gracecl.lab.defaults.write import as_toml
@@ -32,6 +38,7 @@ from gracecl.lab.tuning import trials
 from gracecl.lab.tuning.space import Space, Values, shown, with_values
 from gracecl.lab.tuning.trials import Sampler, Trial, Trials
 from gracecl.registry import spec
+from gracecl.registry.spec import parse_numbers
 
 TRIALS, DEFAULTS = "trials.json", "defaults.toml"
 
@@ -52,11 +59,19 @@ class Search:
     sampler: Sampler
     data_root: str | Path | None = None
     plugins: tuple[str, ...] = ()
+    tune_on: str | None = None
+    """another stream that trials see, whole and with its test images; None is the first tasks of the runs' own"""
 
     @property
     def stream(self) -> str:
-        """The part of the stream that trials see."""
+        """The stream that trials see: another one, or a part of the runs' own."""
+        if self.tune_on is not None:
+            return self.tune_on
         whole = self.config.stream
+        if not streams.takes(whole, "first"):
+            raise UserError(
+                f"'{whole}' has no first tasks that a search could use alone; search on a stream of other images: --tune-on STREAM"
+            )
         if taken := spec.parse_call(whole).kwargs.keys() & {"first", "validation"}:
             raise UserError(f"'{whole}' gives {min(taken)}, which a search sets by --tasks and --validation; leave it out")
         return spec.with_option(spec.with_option(whole, "first", self.tasks), "validation", self.validation)
@@ -65,7 +80,8 @@ class Search:
     def command(self) -> str:
         """What makes this search, but for the number of trials."""
         space = [f"{owner}.{option}={values}" for (owner, option), values in self.space.items()]
-        own = {"tasks": self.tasks, "validation": self.validation, "seeds": ",".join(map(str, self.seeds))}
+        part = {"tasks": self.tasks, "validation": self.validation} if self.tune_on is None else {"tune-on": self.tune_on}
+        own = {**part, "seeds": ",".join(map(str, self.seeds))}
         own |= {"metric": self.metric, "sampler": self.sampler}
         told = [word for name, value in own.items() for word in (f"--{name}", str(value))]
         options = [*option_words(asdict(self.config)), *self._plugin_words]
@@ -152,6 +168,14 @@ def score_of(work: Work, metric: str) -> float:
 def data_of(search: Search) -> dict[str, Any]:
     """Describe the part of the data that the search uses."""
     whole, part = (streams.build(stream, search.seeds[0], search.data_root) for stream in (search.config.stream, search.stream))
+    if search.tune_on is not None:
+        return {
+            "stream": search.stream,
+            "images": check_apart(search.config.stream, whole.data, search.tune_on, part.data),
+            "training_images": len(part.data.train_y),
+            "validation_images": len(part.data.test_y),
+            "test_images": 0,
+        }
     if search.tasks >= whole.tasks:
         raise UserError(
             f"--tasks {search.tasks} leaves none of the {whole.tasks} tasks of {search.config.stream} out; "
@@ -167,13 +191,46 @@ def data_of(search: Search) -> dict[str, Any]:
     }
 
 
+def check_apart(use: str, of_use: Data, tune_on: str, of_tuning: Data) -> str:
+    """Refuse streams that share images; return how they are related: another data set, or other classes of the same one."""
+    (name, picked), (other, others) = streams.source_of(use), streams.source_of(tune_on)
+    if name == other:
+        if picked is None or others is None or _numbers(picked) & _numbers(others):
+            raise UserError(
+                f"--tune-on {tune_on} and {use} share images of {name}; tune on another data set, or on classes that the runs do "
+                "not have: classes='0-9' for one and classes='10-19' for the other"
+            )
+        return "same source, other classes"
+    if shared := digests(of_use) & digests(of_tuning):
+        raise UserError(f"--tune-on {tune_on} and {use} share {len(shared):,} images; tune on another data set")
+    return "another data set"
+
+
+def _numbers(classes: str | Sequence[int]) -> set[int]:
+    return set(parse_numbers(classes, "classes") if isinstance(classes, str) else classes)
+
+
+def digests(data: Data) -> set[bytes]:
+    """Return a digest of each training and test example; of the whole where an example has several parts."""
+    if isinstance(data.train_x, TensorTree):
+        return {data.fingerprint.encode()}
+    return {
+        hashlib.blake2b(repr(example.shape).encode() + np.ascontiguousarray(example).tobytes(), digest_size=16).digest()
+        for images in (data.train_x, data.test_x)
+        for part in chunks(images)
+        for example in part
+    }
+
+
 def result(search: Search, found: Trials, best: Trial, data: dict[str, Any]) -> str:
     """Return the file of defaults: an entry for each method in the expression, with the provenance of the values."""
     config = with_values(search.config, best.values)
-    source = (
-        f"gracecl tune: the best of {len(found)} trials, {search.text(best.score)} on the held-out {search.validation:.0%} of the "
-        f"training images of the first {data['tasks_used']} of {data['tasks']} tasks"
+    where = (
+        f"the held-out {search.validation:.0%} of the training images of the first {data['tasks_used']} of {data['tasks']} tasks"
+        if search.tune_on is None
+        else f"{search.tune_on} ({data['images']})"
     )
+    source = f"gracecl tune: the best of {len(found)} trials, {search.text(best.score)} on {where}"
     provenance = {
         "command": search.command,
         "commit": commit() or "none",

@@ -351,7 +351,8 @@
       .filter((point) => Number.isFinite(point.mean) && Number.isFinite(point.cost));
     if (!points.length) return nothing("trade", "No ticked method has this metric and this cost.");
     const title = (point) => `${point.group.label}\n${state.metric} ${number(point.mean, decimals(state.metric))}\n${cost.name} ${point.cost.toLocaleString("en", { maximumFractionDigits: 1 })}`;
-    const far = d3.max(points, (point) => point.cost) > 20 * d3.min(points, (point) => point.cost) && d3.min(points, (point) => point.cost) > 0;
+    const [least, most] = d3.extent(points, (point) => point.cost);
+    const far = least > 0 && (most > 20 * least || ["flops", "bytes"].includes(cost.name));
     plot("trade", () => ({
       ariaLabel: `${state.metric} against ${cost.name}`,
       x: { label: cost.about, grid: true, nice: true, type: far ? "log" : "linear", tickFormat: "~s", ticks: far ? undefined : 6 },
