@@ -159,6 +159,36 @@ def test_slots_of_the_worked_bytes() -> None:
         allotted(er, bytes="44MB")
 
 
+def test_bytes_are_counted_by_part() -> None:
+    """Of a state made by hand, as a checkpoint holds it: every part has a size of its own."""
+    one = np.zeros(1, np.uint8)
+
+    def sized(count: int) -> Any:
+        return np.repeat(one, count)
+
+    net = {"classifier.weight": sized(100), "backbone.running": sized(20), "extras.head.weight": sized(3)}
+    store = {"images": {"a": sized(1000), "b": sized(200)}, "labels": sized(40), "attributes": {"logits": sized(5)}, "offered": 7}
+    state = {
+        "memories": {"replay": store, "second": {"images": sized(1), "labels": sized(1), "attributes": {}}},
+        "net": net,
+        "optimizer": {"state": {0: {"exp_avg": sized(50), "step": sized(4)}}, "param_groups": [{"lr": 0.1}]},
+        "method": [
+            {"teacher": {"copy": {"classifier.weight": sized(100), "other": sized(6)}, "classes": sized(8)}},
+            {"sums": sized(9)},
+        ],
+    }
+    assert bytes_by_part(state) == {
+        "images": 1201,
+        "labels": 41,
+        "values": 5,
+        "net": 120,
+        "extras": 3,
+        "optimizer": 54,
+        "teachers": 106,
+        "statistics": 17,
+    }
+
+
 def learned(method: str, steps: int = 40, **options: Any) -> Engine:
     engine, order = learner_and_stream(RunConfig(method, **OPTIONS | options))
     for step in range(steps):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mutant import SOURCE, TESTS, Mutant
+from of_budgets import BUDGETS
 from of_closed import CLOSED
 from of_corners import CORNERS
 from of_methods import METHODS
@@ -12,4 +13,4 @@ from of_streams import STREAMS
 
 __all__ = ["MUTANTS", "SOURCE", "TESTS", "Mutant"]
 
-MUTANTS = [*PARTS, *STREAMS, *NUMBERS, *METHODS, *CLOSED, *CORNERS]
+MUTANTS = [*PARTS, *STREAMS, *NUMBERS, *METHODS, *CLOSED, *CORNERS, *BUDGETS]
