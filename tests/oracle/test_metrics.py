@@ -90,7 +90,7 @@ def test_every_metric_has_a_direction() -> None:
     assert {*metrics.MATRIX_METRICS, *metrics.ANYTIME_METRICS, *metrics.ABOUT} == set(metrics.HIGHER_IS_BETTER)
     lower = {name for name, higher in metrics.HIGHER_IS_BETTER.items() if not higher}
     matrix = {"forgetting", "forgetting_mose", "relative_forgetting"}
-    assert lower == matrix | {"gap_depth", "intransigence", "ece", "nll", "brier"}
+    assert lower == matrix | {"gap_depth", "intransigence", "ece", "nll", "brier", "boundary_delay", "false_alarms"}
 
 
 def test_any_time_average() -> None:

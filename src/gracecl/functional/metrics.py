@@ -477,11 +477,35 @@ ABOUT = {
     "kappa_temporal": "κ against the last label: below 0 is worse than saying that again",
     "near_future": "percent right of images that came so many steps later",
     "near_future_blind": "percent right so many steps ahead by labels alone",
+    "boundaries_found": "percent of the stream's own boundaries after which the learner began a task before the next one",
+    "boundary_delay": "steps from a boundary of the stream to the task that the learner began there, mean over those found",
+    "false_alarms": "tasks that the learner began without a boundary of the stream",
 }
 """what the other metrics of a run are"""
 
-NOT_PERCENT = ("relative_forgetting", "ece", "nll", "brier", "kappa", "kappa_majority", "kappa_temporal")
-LOWER_IS_BETTER = ("forgetting", "forgetting_mose", "relative_forgetting", "gap_depth", "intransigence", "ece", "nll", "brier")
+NOT_PERCENT = (
+    "relative_forgetting",
+    "ece",
+    "nll",
+    "brier",
+    "kappa",
+    "kappa_majority",
+    "kappa_temporal",
+    "boundary_delay",
+    "false_alarms",
+)
+LOWER_IS_BETTER = (
+    "forgetting",
+    "forgetting_mose",
+    "relative_forgetting",
+    "gap_depth",
+    "intransigence",
+    "ece",
+    "nll",
+    "brier",
+    "boundary_delay",
+    "false_alarms",
+)
 HIGHER_IS_BETTER = {name: name not in LOWER_IS_BETTER for name in (*MATRIX_METRICS, *ANYTIME_METRICS, *ABOUT)}
 """the direction of each metric"""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gracecl.functional import metrics
+from gracecl.functional.boundaries import Matched, matched
 from gracecl.functional.metrics import TOLERANCE, Array
 
 if TYPE_CHECKING:
@@ -86,6 +87,43 @@ def of_predictions(run: Run) -> dict[str, float]:
             shift = int(run.near_future[0]["shift"])
             found["near_future_blind"] = 100 * metrics.blind_acc(run.predicted.labels, run.predicted.sizes, shift)
     return found
+
+
+def of_boundaries(run: Run) -> dict[str, float]:
+    """Compare the tasks that a learner began by a detector with where the stream's evaluation marks lie."""
+    true, found = own_boundaries(run), guessed_boundaries(run)
+    if found is None:
+        return {}
+    measured = {"false_alarms": float(len(found.false))}
+    if true:
+        measured["boundaries_found"] = 100 * len(found.delays(true)) / len(true)
+    if delays := found.delays(true):
+        measured["boundary_delay"] = float(np.mean(delays))
+    return measured
+
+
+def own_boundaries(run: Run) -> list[int]:
+    """Return the first step after each evaluation mark but the last: where the stream's tasks begin, if it has any."""
+    return [record["step"] + 1 for record in run.evals if record["task_end"]][:-1]
+
+
+def guessed_boundaries(run: Run) -> Matched | None:
+    """Match the tasks that a detector began with those of the stream; None where the learner went by marks."""
+    if run.config.get("boundaries", "auto") == "auto":
+        return None
+    return matched([record["step"] + 1 for record in run.tasks], own_boundaries(run))
+
+
+def boundary_rows(run: Run) -> list[dict[str, Any]]:
+    """Return a row for each boundary of the stream, with the task that was begun there, and for each false alarm."""
+    found = guessed_boundaries(run)
+    if found is None:
+        return []
+    rows = [
+        {"step": step, "began": began, "delay": None if began is None else began - step}
+        for step, began in zip(own_boundaries(run), found.first, strict=True)
+    ]
+    return rows + [{"step": None, "began": began, "delay": None} for began in found.false]
 
 
 def with_baselines(names: Sequence[str]) -> list[str]:

@@ -267,7 +267,7 @@ def measure(run: Run, rule: str) -> dict[str, float]:
         values["aaa"] = aaa([row for step, row in zip(steps, rows, strict=True) if step not in run.dense])
     values |= measures.of_evaluations(run, rule)
     if rule == run.rule:
-        values |= run.of_predictions
+        values |= run.of_predictions | measures.of_boundaries(run)
         if run.joint is not None:
             values["intransigence"] = measures.intransigence(run, rule)
     return values
@@ -298,6 +298,7 @@ def summary(run: Run) -> dict[str, Any]:
         "metrics": {rule: measure(run, rule) for rule in rules if not is_tap(rule)},
         "per_tap": {rule: measure(run, rule) for rule in rules if is_tap(rule)},
         **({"gaps": gaps} if run.evals and (gaps := measures.gap_rows(run, run.rule)) else {}),
+        **({"boundaries": rows} if (rows := measures.boundary_rows(run)) else {}),
     }
 
 
