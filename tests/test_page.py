@@ -14,6 +14,7 @@ import pytest
 from gracecl.lab import cli
 from gracecl.lab.report import find_runs, page, read_run
 from gracecl.lab.report.command import OPTIONS, _quoted, command
+from gracecl.lab.report.measures import gap_rows
 from gracecl.lab.runs.run import RunConfig
 from run_folders import write_run
 
@@ -60,6 +61,30 @@ def test_curves_are_thinned_to_means_within_tasks(tmp_path: Path) -> None:
     assert thinned["values"][0][0] == pytest.approx(values[:8].mean(), rel=1e-4)
     assert thinned["steps"][4] < 40 <= thinned["steps"][5], "no mean reaches over the end of a task"
     assert page._thinned(run, "ce/all", 500)["steps"] == steps.tolist()
+
+
+def test_the_page_holds_what_was_predicted_and_evaluated(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "er()")
+    bins = [[0.0] * 15, [0.0] * 15, [0.0] * 15]
+    for row, value in zip(bins, (4.0, 2.0, 3.0), strict=True):
+        row[11] = value
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines += [{"kind": "prequential", "step": step, "labels": [0, 1], "predictions": [0, 0]} for step in range(120)]
+    lines += [{"kind": "confusion", "step": 119, "rule": "linear_last", "counts": [[0, 0, 5], [1, 0, 2]]}]
+    marks = [line for line in lines if line["kind"] == "eval" and line["task_end"]]
+    marks[-1]["calibration"] = {"bins": [bins], "nll": [2.0], "brier": [1.0]}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data = data_of(page.html(page.content(find_runs(tmp_path), "page")))
+    [shown] = data["runs"]
+    assert set(shown["prequential"]["curves"]) == {"window", "fading", "most frequent label so far", "last label"}
+    assert shown["prequential"]["curves"]["window"][-1] == 50
+    assert shown["prequential"]["steps"][-1] == pytest.approx(119.5)
+    assert shown["calibration"] == [{"step": 119, "task": None, "images": 4, "ece": 0.25, "nll": 0.5, "brier": 0.25}]
+    assert shown["confusion"] == [[0, 0, 5], [1, 0, 2]]
+    depths = [row["depth"] for row in gap_rows(read_run(folder), "linear_last")]
+    told = [dict(zip(data["gap"], row, strict=True)) for row in shown["gaps"]]
+    assert [gap["before"] - gap["low"] for gap in told] == pytest.approx(depths, abs=0.01)
+    assert {"prequential", "kappa_temporal", "majority", "gap_depth"} <= {metric["name"] for metric in data["metrics"]}
 
 
 def test_nothing_is_fetched_and_no_text_ends_the_data(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-import gracecl
 from gracecl import Learner, UserError
+from gracecl.engine import loop as loop_module
 from gracecl.engine.engine import Engine
 from gracecl.engine.loop import Callbacks, Log, Loop, TrainingState
 from gracecl.engine.prequential import predict
@@ -24,6 +26,7 @@ from gracecl.lab.runs.run import Interrupted, RunConfig, Work, resume
 from gracecl.streams import Stream
 from gracecl.testing import toy_engine, toy_stream
 from stopping import StopAfter
+from waiting import wait_until
 
 RUN: dict[str, Any] = {
     "stream": "split-digits(size=8, tasks=5, per_class=10, batch=4)",
@@ -184,21 +187,67 @@ def files(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in ("metrics.jsonl", "accuracy.json", "summary.json")}
 
 
+ASKED: dict[str, Any] = {
+    "method": "er(inference='ncm')",
+    "prequential": True,
+    "near_future": 3,
+    "eval_every_images": 30,
+    "eval_after_marks": 2,
+    "eval_images": 40,
+    "checkpoint_every": 4,
+    **{name: value for name, value in RUN.items() if name != "threads"},
+}
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = gracecl.run("er(inference='ncm')", out=tmp_path_factory.mktemp("whole"), prequential=True, near_future=3, **RUN).folder
-    assert folder is not None
-    return folder
+    return Work.new(RunConfig(**ASKED), tmp_path_factory.mktemp("whole")).run(threads=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 12])
 def test_a_run_that_was_stopped_predicts_the_same(step: int, whole: Path, tmp_path: Path) -> None:
-    options = {name: value for name, value in RUN.items() if name != "threads"}
-    config = RunConfig("er(inference='ncm')", prequential=True, near_future=3, **options)
-    work = Work.new(config, tmp_path)
+    work = Work.new(RunConfig(**ASKED), tmp_path)
     with pytest.raises(Interrupted):
         work.run(StopAfter(step), threads=1)
+    resume(work.folder)
+    assert files(work.folder) == files(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "call"), [("evaluate", 1), ("evaluate", 5), ("predict", 7), ("predict", 24)])
+def test_a_run_that_broke_off_while_it_looked_records_the_same(
+    what: str, call: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, function = iter(range(1, 1000)), getattr(loop_module, what)
+
+    def breaks(*arguments: Any) -> Any:
+        if next(calls) == call:
+            raise ZeroDivisionError("in the middle")
+        return function(*arguments)
+
+    work = Work.new(RunConfig(**ASKED), tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop_module, what, breaks)
+        with pytest.raises(ZeroDivisionError):
+            work.run(threads=1)
+    resume(work.folder)
+    assert files(work.folder) == files(whole)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_records_the_same(whole: Path, tmp_path: Path) -> None:
+    work = Work.new(RunConfig(**ASKED), tmp_path)
+    program = (
+        "from pathlib import Path; from gracecl.lab.runs.run import RunConfig, Work; "
+        f"Work.new(RunConfig(**{ASKED!r}), Path({str(tmp_path)!r})).run(threads=1)"
+    )
+    running = subprocess.Popen([sys.executable, "-c", program])
+    record = work.folder / "metrics.jsonl"
+    wait_until(lambda: record.is_file() and record.read_bytes().count(b"\n") > 30, seconds=120)
+    running.kill()
+    running.wait()
+    assert record.read_bytes() != (whole / "metrics.jsonl").read_bytes()
     resume(work.folder)
     assert files(work.folder) == files(whole)
 

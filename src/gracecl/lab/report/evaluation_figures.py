@@ -116,7 +116,8 @@ def gaps(run: Run, path: str | Path) -> bool:
     for name, colour in (("low", METHOD_COLOURS[1]), ("before", INK), ("end", METHOD_COLOURS[0])):
         axes.scatter(places, [row[name] for row in rows], s=14, color=colour, label=name, zorder=3)
     axes.vlines(places, [row["low"] for row in rows], [row["before"] for row in rows], color=QUIET, linewidth=0.8)
-    axes.set(xlabel="tasks that have ended", ylabel="accuracy on an old task (%)", ylim=(0, 100))
+    ticks = range(1, max(row["boundary"] for row in rows) + 1)
+    axes.set(xlabel="tasks that have ended", ylabel="accuracy on an old task (%)", ylim=(0, 100), xticks=ticks)
     axes.legend(frameon=False, fontsize=7.5, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.02))
     figure.suptitle(run.title, x=0.01, ha="left", size=9, color=INK)
     save(figure, path)

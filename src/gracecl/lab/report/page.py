@@ -44,6 +44,8 @@ ROWS = {
     "log/accuracy": "accuracy on the images of the step",
 }
 """what recorded rows are called in words; others go by their names"""
+GAP = ("boundary", "step", "task", "before", "low", "steps_to_low", "steps_to_recover")
+"""told of each stability gap"""
 READING = (
     "Percent: mean ± sample standard deviation over the seeds; in the marked column also the 95 % Student-t interval of the mean, "
     f"from {FEWEST_SEEDS} seeds on. Seeds are paired: each gives every method the same stream. Only finished runs count."
@@ -97,6 +99,7 @@ def content(runs: Sequence[Run], title: str, root: Path | None = None, paper: st
         "compared": [*COMPARED, "bwt"],
         "costs": [{"name": name, "about": about} for name, about in COSTS.items()],
         "rows": ROWS,
+        "gap": GAP,
         "rules": sorted(rules, key=is_tap),
         "quantiles": {str(n): t_quantile(n) for n in range(FEWEST_SEEDS, most + 1)},
         "groups": [
@@ -131,7 +134,7 @@ def _run(place: int, run: Run, root: Path | None, points: int, first: bool) -> d
         },
         "rules": rules,
         "prequential": _predictions(run, points),
-        "gaps": [{name: _short(value) for name, value in row.items()} for row in gap_rows(run, run.rule)] if run.evals else [],
+        "gaps": [[_short(row[name]) for name in GAP] for row in gap_rows(run, run.rule)] if run.evals else [],
         "calibration": [row for row in calibration_rows(run) if row["task"] is None],
         "confusion": run.confusion[-1]["counts"] if first and run.confusion else [],
         "series": {name: _thinned(run, name, points) for name in (*run.term_names(observed=True), *run.term_names(observed=False))},

@@ -414,6 +414,7 @@
   /** Shows a part of "One run" if the run has something for it. */
   function part(id, wanted) {
     $(`${id}-part`).hidden = !wanted;
+    $(id).replaceChildren();
     return wanted;
   }
   const LINES = [{ colour: "var(--c0)", dashes: "" }, { colour: "var(--c1)", dashes: "" }, { colour: "var(--quiet)", dashes: "7 4" }, { colour: "var(--ink)", dashes: "2 3" }];
@@ -435,16 +436,18 @@
   }
   function gapsChart(run) {
     if (!part("gaps", run.gaps.length)) return;
-    const count = d3.max(run.gaps, (gap) => gap.task) + 1, shade = shades(count);
+    const gaps = run.gaps.map((values) => Object.fromEntries(data.gap.map((name, index) => [name, values[index]])));
+    for (const gap of gaps) gap.depth = gap.before - gap.low;
+    const count = d3.max(gaps, (gap) => gap.task) + 1, shade = shades(count);
     const back = (gap) => gap.steps_to_recover == null ? "never came back" : `came back after ${gap.steps_to_recover} steps`;
     plot("gaps", () => ({
       ariaLabel: "How far each old task falls after a task has ended",
       x: { label: "step at which a task ended" }, y: { label: "fall of an old task (points)", grid: true, nice: true },
       marks: [
         Plot.ruleY([0], { stroke: "var(--faint)" }),
-        Plot.dot(run.gaps, { x: "step", y: "depth", r: 4, stroke: (gap) => shade(gap.task), strokeWidth: 1.6,
+        Plot.dot(gaps, { x: "step", y: "depth", r: 4, stroke: (gap) => shade(gap.task), strokeWidth: 1.6,
           fill: (gap) => gap.steps_to_recover == null ? "none" : shade(gap.task) }),
-        tip(run.gaps, "step", "depth", (gap) => `task ${gap.task + 1} after task ${gap.boundary}\n${number(gap.before, 1)} → ${number(gap.low, 1)} % in ${gap.steps_to_low} steps\n${back(gap)}`),
+        tip(gaps, "step", "depth", (gap) => `task ${gap.task + 1} after task ${gap.boundary}\n${number(gap.before, 1)} → ${number(gap.low, 1)} % in ${gap.steps_to_low} steps\n${back(gap)}`),
       ],
       color: { type: "identity" },
     }), scaleLegend("task", count));
