@@ -15,6 +15,7 @@ from gracecl.registry import nearest
 PARTS = {
     "steps": "a step against the same arithmetic written by hand; the tapped net against the plain one; augmentation",
     "passes": "evaluation and class means against one forward",
+    "inference": "a frozen trunk by layout, batch and backend; scoring passes with as many images at once as caches hold",
     "memory": "time and bytes of the memory as it grows",
     "runs": "recording and checkpoints; two runs side by side",
     "startup": "how soon the command answers",

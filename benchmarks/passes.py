@@ -12,9 +12,6 @@ from benchmarks.scene import CIFAR, Scene, plain_forward
 from gracecl.engine.evaluate import evaluate
 from gracecl.nets.class_means import class_means
 
-BATCH = 256
-"""what `TappedNet.sweep` takes at a time"""
-
 
 def rows(quick: bool) -> Iterator[Row]:
     width, tests, repeats = (4, 200, 2) if quick else (20, 2000, 15)
@@ -29,7 +26,7 @@ def rows(quick: bool) -> Iterator[Row]:
         f"accuracy on {tests:,} test images of all tasks by all taps, linear and nearest mean, with calibration",
         "one batched forward over them",
         lambda: evaluate(engine, images, labels, labels // 20),
-        plain_forward(scene, images, BATCH),
+        plain_forward(scene, images, engine.net.at_once(images)),
         aim=1.1,
         repeats=repeats,
     )
@@ -38,7 +35,7 @@ def rows(quick: bool) -> Iterator[Row]:
         f"class means of a memory of {len(memory):,} images at all taps",
         "one batched forward over them",
         lambda: class_means(engine.net, memory.images, memory.labels, engine.progress.seen),
-        plain_forward(scene, memory.images, BATCH),
+        plain_forward(scene, memory.images, engine.net.at_once(memory.images)),
         aim=1.1,
         repeats=repeats,
     )

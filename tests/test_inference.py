@@ -14,7 +14,8 @@ from gracecl import nets
 from gracecl.errors import UserError
 from gracecl.inputs import Images
 from gracecl.nets import inference
-from gracecl.nets.inference import Inference, Vectors, batch_for, digest_of_trunk, example_images, with_folded_norms
+from gracecl.nets.batches import CACHED_BYTES, MOST_AT_ONCE, batch_for
+from gracecl.nets.inference import Inference, Vectors, digest_of_trunk, example_images, with_folded_norms
 
 IMAGES = Images((3, 16, 16), (0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
 RESNET, VIT = "resnet18(width=4)", "vit(patch=4, dim=16, depth=4, heads=2)"
@@ -150,12 +151,23 @@ def test_a_net_that_onnx_cannot_compute_is_computed_by_pytorch(monkeypatch, capl
 
 
 def test_the_batch_follows_from_the_largest_maps():
-    small, wide = built("resnet18(width=16)").backbone, built("resnet18(width=64)").backbone
-    larger = Images((3, 32, 32))
+    small, wide = built("resnet18(width=64)"), built("resnet18(width=128)")
+    images = example_images(Images((3, 32, 32)), 3)
     # Before and behind the first batch norm: 2 maps of as many channels, 4 bytes a value.
-    assert batch_for(small, larger) == inference.CACHED_BYTES // (2 * 16 * 32 * 32 * 4)
-    assert batch_for(wide, larger) == batch_for(small, larger) // 4
-    assert batch_for(small, IMAGES) == 256
+    assert small.at_once(images) == CACHED_BYTES // (2 * 64 * 32 * 32 * 4)
+    assert wide.at_once(images) == small.at_once(images) // 2
+    assert batch_for(small.backbone, torch.zeros(2, 3, 32, 32)) == small.at_once(images)
+    assert small.at_once(example_images(IMAGES, 3)) == MOST_AT_ONCE
+
+
+def test_a_sweep_takes_that_many_images_and_gives_what_one_pass_gives():
+    net, images = built("resnet18(width=8)"), example_images(IMAGES, 300)
+    with torch.no_grad():
+        wanted = net(IMAGES.normalise(images)).logits
+    parts = list(net.sweep(images))
+    assert [rows.stop - rows.start for rows, _ in parts] == [128, 128, 44]
+    assert torch.allclose(torch.cat([taps.logits for _, taps in parts], dim=1), wanted, atol=1e-5)
+    assert net.meter.forward == 300
 
 
 def test_the_digest_is_that_of_the_trunk_alone():

@@ -7,6 +7,43 @@ from mutant import REGULARISERS, of, within
 NETS = "oracle/test_nets.py golden/test_golden_mose.py"
 
 PARTS = [
+    # Frozen trunks: vectors that are read as a forward pass reads them, batches by the size of maps, files of features.
+    *of(
+        "nets/module.py",
+        "test_inference.py",
+        within("Reader.read", ("standardised * self.norm.weight + self.norm.bias", "standardised * self.norm.weight")),
+        within("Reader.standardised", ("pooled.shape[1:]", "pooled.shape")),
+    ),
+    *of(
+        "nets/vit.py",
+        "test_inference.py",
+        within("ViT.read_vectors", ("value * scale + shift", "value * scale")),
+        within("ViT.trunk_vectors", ("self.norm(last)", "last")),
+    ),
+    *of(
+        "nets/batches.py",
+        "test_inference.py",
+        within(
+            "batch_for",
+            ("CACHED_BYTES * len(example) // largest", "CACHED_BYTES // largest"),
+            ("1 << fitting.bit_length() - 1", "1 << fitting.bit_length()"),
+            ("(*given, output)", "(output,)"),
+        ),
+    ),
+    *of(
+        "nets/inference.py",
+        "test_inference.py",
+        within("Inference.__call__", ("self.compute(some)[:count]", "self.compute(some)[-count:]")),
+        within("convolutions_with_norms", ("runs[name] == 1", "runs[name] >= 1")),
+        within("digest_of_trunk", ("id(value) not in of_taps", "True")),
+    ),
+    *of(
+        "data/features.py",
+        "data/test_features.py",
+        within("FeatureWriter.begin", ("self.done * self.row", "0")),
+        within("FeatureWriter._head", ("data.add(digest.encode())", "data")),
+        within("FeatureFile.compare", ("str(self._digest_of_labels) != self.about['labels_digest']", "False")),
+    ),
     # The engine: what a step is made of, and how a learner predicts.
     *of(
         "engine/update.py",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import importlib
 import logging
-import math
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from gracecl.errors import UserError
 from gracecl.files import Digest, replacing
 from gracecl.inputs import Images
-from gracecl.nets.mode import in_mode
+from gracecl.nets.batches import batch_for
 from gracecl.nets.tapped import Backbone, BatchNorm, TappedNet
 from gracecl.rng import torch_seed
 
@@ -37,9 +36,6 @@ Backend = Literal["auto", "torch", "onnx"]
 Floats = npt.NDArray[np.float32]
 TOLERANCE = 1e-4
 """by which features of a backend may differ from PyTorch's, as a part of the largest"""
-CACHED_BYTES = 1 << 24
-"""of the inputs and outputs of one layer, for all images of a batch"""
-MOST_AT_ONCE = 256
 FOLDED = (nn.BatchNorm2d, BatchNorm)
 """batch norms that do nothing else; those of other libraries may hold an activation"""
 
@@ -69,11 +65,10 @@ class Inference:
         wanted = backends(backend, net.classifier.weight.device)
         self.device = net.classifier.weight.device
         vectors = Vectors(copy.deepcopy(net.backbone), inputs.to(self.device)).eval().requires_grad_(False)
+        example = vectors.inputs.normalise(inputs.blank(2, self.device))
         with torch.inference_mode():
-            self.batch = batch_for(vectors.backbone, inputs)
-            self.widths = tuple(
-                value.shape[1] for value in vectors.backbone.trunk_vectors(inputs.normalise(inputs.blank(2)).to(self.device))
-            )
+            self.batch = batch_for(vectors.backbone, example)
+            self.widths = tuple(value.shape[1] for value in vectors.backbone.trunk_vectors(example))
             self.backend, self.compute = f"torch {torch.__version__}", as_torch(vectors, inputs)
         if wanted[0] != self.backend:
             self._use_onnx(vectors, inputs, keep, required=backend == "onnx")
@@ -133,30 +128,6 @@ def digest_of_tensors(tensors: dict[str, Tensor]) -> str:
         digest.add(f"{name} {value.dtype} {list(value.shape)}".encode())
         digest.add(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data if value.numel() else b"")
     return str(digest)
-
-
-# How many images at once.
-
-
-def batch_for(backbone: nn.Module, inputs: Images, most: int = MOST_AT_ONCE) -> int:
-    """The largest power of two of images whose maps, before and behind any layer, fit into `CACHED_BYTES`."""
-    largest = 1
-
-    def look(module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
-        nonlocal largest
-        if not any(True for _ in module.children()):
-            tensors = [value for value in (*given, output) if isinstance(value, Tensor)]
-            largest = max(largest, sum(value.numel() * value.element_size() for value in tensors))
-
-    hooks = [module.register_forward_hook(look) for module in backbone.modules()]
-    try:
-        with in_mode(backbone, training=False), torch.no_grad():
-            device = next((value.device for value in backbone.parameters()), torch.device("cpu"))
-            backbone(inputs.to(device).normalise(inputs.blank(1, device)))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return min(most, 1 << max(0, int(math.log2(max(1, CACHED_BYTES // largest)))))
 
 
 # PyTorch.

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from gracecl.core import Taps
 from gracecl.errors import UserError
 from gracecl.functional.optim import ParameterGroup
-from gracecl.inputs import Batched, Inputs, loaded
+from gracecl.inputs import Batched, Inputs, leaves, loaded
+from gracecl.nets.batches import MOST_AT_ONCE, batch_for
 from gracecl.nets.growth import ClassAxis, Growth
 from gracecl.nets.mode import in_mode
 
@@ -170,6 +171,7 @@ class TappedNet(nn.Module):
         """whether scoring passes look at each image and at its mirror image, and average what they show"""
         self.of_images: TrunkVectors | None = None
         """set where the net is given the trunk's vectors in place of images"""
+        self._at_once: dict[tuple[tuple[int, ...], ...], int] = {}
 
     def forward(self, x: Batched) -> Taps:
         if self.of_images is None:
@@ -228,9 +230,23 @@ class TappedNet(nn.Module):
         taps: Taps = self(x)
         return Taps.mean(taps, self(x.flip(-1))) if self.mirrored else taps
 
-    def sweep(self, images: Batched, batch: int = 256) -> Iterator[tuple[slice, Taps]]:
-        """A scoring pass over raw images, in evaluation mode and full precision; it leaves the net as it was."""
+    def at_once(self, images: Batched) -> int:
+        """How many such raw images go through the net at once; found once for each shape."""
+        if self.of_images is not None or len(images) <= 1:
+            return MOST_AT_ONCE
+        shapes = tuple(tuple(leaf.shape[1:]) for _, leaf in leaves(images))
+        if shapes not in self._at_once:
+            example = self.inputs.normalise(loaded(images[:1]).to(self.classifier.weight.device))
+            self._at_once[shapes] = batch_for(self.backbone, example)
+        return self._at_once[shapes]
+
+    def sweep(self, images: Batched, batch: int | None = None) -> Iterator[tuple[slice, Taps]]:
+        """A scoring pass over raw images, in evaluation mode and full precision; it leaves the net as it was.
+
+        As many go through the net at once as `batch_for` finds, or `batch`.
+        """
         device = self.classifier.weight.device
+        batch = self.at_once(images) if batch is None else batch
         with in_mode(self, training=False):
             for start in range(0, len(images), batch):
                 rows = slice(start, min(start + batch, len(images)))
