@@ -474,14 +474,14 @@ PARTS = [
         "oracle/test_vit.py",
         within("ViT.__init__", ("(tap + 1) * depth // taps - 1", "tap * depth // taps")),
         within(
-            "ViT.forward",
+            "ViT.class_tokens",
             (
                 "torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1) + self.pos_embed",
                 "torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1)",
             ),
             ("class_tokens.append(x[:, 0])", "class_tokens.append(x[:, -1])"),
-            ("[*self.tap_norms, self.norm]", "[self.norm, *self.tap_norms]"),
         ),
+        within("ViT.forward", ("[*self.tap_norms, self.norm]", "[self.norm, *self.tap_norms]")),
         within(
             "Attention.forward",
             (
