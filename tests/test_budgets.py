@@ -313,6 +313,8 @@ def test_a_complexity_is_a_fraction_of_at_most_sixths() -> None:
     assert complexity(Fraction("1309.11"), Fraction("657.93")) == 2
     assert complexity(worked("mir"), worked("er")) == Fraction(8, 5)
     assert complexity(worked("mose"), worked("er")) == Fraction(26, 5)
+    assert complexity(Fraction(17), Fraction(6)) == Fraction(17, 6)
+    assert complexity(Fraction(15), Fraction(7)) == Fraction(13, 6)
     assert allotted(cost(250), {"er()": cost(50)}, pace="2 * er()").complexity == Fraction(5, 2)
     assert allotted(cost(250), pace="100/batch").complexity == Fraction(5, 2)
 

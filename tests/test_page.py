@@ -130,7 +130,12 @@ def test_the_command_makes_the_same_run(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_every_option_of_a_run_is_in_its_command() -> None:
-    told_otherwise = {"method", "seed", "plugin_code"}  # the last is a digest of what --plugin names
+    told_otherwise = {
+        "method",
+        "seed",
+        "plugin_code",
+        "tuned_on",
+    }  # a digest of what --plugin names; what --defaults says of itself
     assert {*OPTIONS, *told_otherwise} == {field.name for field in fields(RunConfig)}
 
 

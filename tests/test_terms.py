@@ -13,7 +13,7 @@ from gracecl import streams
 from gracecl.data import from_arrays
 from gracecl.errors import UserError
 from gracecl.lab.report import Run
-from gracecl.lab.report.groups import cost_of, group_runs
+from gracecl.lab.report.groups import cost_of, group_runs, setting_of
 from gracecl.lab.report.tables import comparison_markdown, comparison_table
 from gracecl.lab.report.terms import terms
 from gracecl.lab.runs.result import configuration
@@ -69,6 +69,13 @@ def test_a_limit_is_not_taken_for_a_cost() -> None:
     limited = run("er()", timing={"bytes": 77, "flops": 5}, bytes="er()", budget="er()")
     assert (cost_of(limited, "bytes"), cost_of(limited, "flops")) == (77, 5)
     assert np.isnan(cost_of(run("er()", bytes="4MB"), "bytes"))
+
+
+def test_runs_under_two_limits_are_in_two_settings() -> None:
+    """The same amount as a budget and as a speed is not one setting, and the labels of groups tell them apart."""
+    runs = [run("er()", budget="er()"), run("er()", pace="er()"), run("er()")]
+    assert [setting_of(one) for one in runs] == [f"{SPLIT}, budget er()", f"{SPLIT}, pace er()", SPLIT]
+    assert [group.label for group in group_runs(runs)] == ["er(), budget=er()", "er(), pace=er()", "er()"]
 
 
 # Tuning elsewhere.

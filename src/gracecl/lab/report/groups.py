@@ -122,7 +122,8 @@ def group_apart(selections: Mapping[str, Sequence[Run]]) -> list[list[Group]]:
 
 def setting_of(run: Run, keys: Sequence[str] = SETTING) -> str:
     """Describe what a fair comparison holds fixed."""
-    return ", ".join(str(run.config.get(key)) for key in keys if run.config.get(key) is not None)
+    given = {key: run.config[key] for key in keys if run.config.get(key) is not None}
+    return ", ".join(f"{key} {value}" if key in LIMITS else str(value) for key, value in given.items())
 
 
 def options_that_vary(configs: Sequence[dict[str, Any]]) -> list[str]:
