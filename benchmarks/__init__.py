@@ -17,6 +17,7 @@ PARTS = {
     "passes": "evaluation and class means against one forward",
     "inference": "a frozen trunk by layout, batch and backend; scoring passes with as many images at once as caches hold",
     "memory": "time and bytes of the memory as it grows",
+    "shards": "streams from shards and memories on disk or of JPEG bytes against RAM; peak bytes with data larger than memory",
     "runs": "recording and checkpoints; two runs side by side",
     "startup": "how soon the command answers",
     "roofline": "arithmetic per second against a large matrix product",

@@ -298,8 +298,8 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 def check_format(found: Any, known: int, path: Path, remedy: str) -> None:
     """Refuse a file of a later format than this version reads; `remedy` is what can be done besides."""
-    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= known:
-        which = f"format {found}" if isinstance(found, int) else "no format that is known here"
+    if type(found) is not int or not 1 <= found <= known:
+        which = f"format {found}" if type(found) is int else "a format that is not known here"
         raise UserError(
             f"{path} has {which}, and this version of gracecl reads up to {known}: install the version that wrote it, or {remedy}"
         )

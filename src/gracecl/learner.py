@@ -30,6 +30,7 @@ from gracecl.engine.read_ahead import read_ahead
 from gracecl.engine.recipe import Recipe, name_flat_images, name_unfit_augmentation
 from gracecl.engine.serving import Serving, Snapshot
 from gracecl.errors import Misfit, UserError
+from gracecl.files import check_format
 from gracecl.forking import Turns, calls
 from gracecl.functional.prequential import Prequential
 from gracecl.inputs import Batched, Inputs, inputs_of, restored
@@ -42,6 +43,8 @@ from gracecl.streams import Stream
 from gracecl.streams.batches import batches_of
 
 F = TypeVar("F", bound=Callable[..., Any])
+FORMAT = 1
+"""of saved learners; files without a note are of format 1"""
 MOST_TASKS = 1_000_000
 ENOUGH_STEPS = 100
 """after which the classes met are compared with those declared"""
@@ -427,7 +430,7 @@ class Learner:
         shown = {"mean": mean, "std": std} if self.inputs is None else {"inputs": self.inputs.saved()}
         data = {"classes": self.labels.declared} | shown
         recipe = {name: value for name, value in asdict(self.recipe).items() if name not in ("device", "compile", "cuda_graphs")}
-        state = {"learner": data | recipe, "task": self._task, "labels": self.labels.saved()}
+        state = {"format": FORMAT, "learner": data | recipe, "task": self._task, "labels": self.labels.saved()}
         checkpoint.save(Path(path), state | ({} if self._engine is None else {"engine": self._engine.state_dict()}))
 
     @classmethod
@@ -449,6 +452,7 @@ class Learner:
         unless `accept_changes` says that the change is meant. The weights of a net are those of the file.
         """
         state = checkpoint.load(Path(path), remedy="take an earlier copy of it")
+        check_format(state.get("format", 1), FORMAT, Path(path), "take an earlier copy of it")
         if "learner" not in state:
             raise UserError(f"{path} is the checkpoint of a run, not of a learner; continue it with 'gracecl resume'")
         try:

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,11 @@ def peak_memory() -> int:
         if found := re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text()):
             return 1024 * int(found[1])
     return 0 if resource is None else 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def free_space(folder: Path) -> int:
+    """Return the bytes that are free on the disk of a folder."""
+    return shutil.disk_usage(folder).free
 
 
 def check_room(needed: int, what: str, remedy: str, room: int | None = None) -> None:

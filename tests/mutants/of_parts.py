@@ -582,6 +582,30 @@ PARTS = [
         within("Buckets.draw_by_key", ("rng.integers(0, len(buckets), n)", "rng.integers(0, len(buckets), n) // 2")),
     ),
     *of(
+        "memory/on_disk.py",
+        "test_stores.py",
+        within("DiskMemory.write", ("self._changed[slots] = True", "pass")),
+        within("DiskMemory.checkpointing", ("self._generation += 1", "pass"), ("self._apply(slots, content)", "pass")),
+        within("DiskMemory._apply", ("begin + slot * size", "slot * size"), ("self._changed[slots] = False", "pass")),
+        within("_checks", ("zlib.crc32(row, int(before))", "zlib.crc32(row)")),
+    ),
+    *of(
+        "data/shards.py",
+        "data/test_shards.py",
+        within("ShardRows.read", ("divmod(number, self.of_each)", "divmod(number, self.of_each + 1)")),
+        within("_OpenShard.read_into", ("zlib.crc32(row) != check[0]", "False"), ("self._checks + 8 * place", "self._checks")),
+    ),
+    *of(
+        "rows.py",
+        "data/test_shards.py",
+        within("Rows.index_select", ("self.chosen[index.cpu().numpy()]", "index.cpu().numpy()")),
+    ),
+    *of(
+        "engine/read_ahead.py",
+        "data/test_shards.py",
+        within("ReadAhead.__call__", ("step + AHEAD + 1", "step + AHEAD")),
+    ),
+    *of(
         "memory/class_balanced.py",
         "oracle/test_gdumb.py oracle/test_held_out.py",
         within(

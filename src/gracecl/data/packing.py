@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -44,7 +43,7 @@ from gracecl.data.torch_datasets import Items, as_images
 from gracecl.errors import UserError
 from gracecl.files import as_path, file_digests, lock, make_folder, read_sealed, replacing, without_nul, write_sealed
 from gracecl.inputs import Batched, Images, Inputs, leaves, loaded
-from gracecl.machine import check_room
+from gracecl.machine import check_room, free_space
 
 SHARD_BYTES = 64 << 20
 """of one shard, about"""
@@ -227,7 +226,7 @@ def _write(packing: Packing, folder: Path, shard_bytes: int, show: bool) -> Data
     ]
     total = sum(split.length for split in splits.values())
     left_over = sum(min(of_each, splits[split].length - start) for split, start in missing)
-    room = shutil.disk_usage(folder).free
+    room = free_space(folder)
     check_room(left_over * packing.inputs.bytes, f"the shards of {packing.name}", "choose a place with more room", room)
     with progress(f"packing {packing.name}", total, "examples", done=total - left_over, show=show) as advance:
         for split, start in missing:

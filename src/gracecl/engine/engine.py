@@ -28,6 +28,7 @@ from gracecl.errors import UserError
 from gracecl.functional import optim
 from gracecl.functional.budgets import updates_at, updates_before
 from gracecl.images import augment
+from gracecl.inputs import loaded
 from gracecl.memory import Memories
 from gracecl.methods.base import Method, TaskValues
 from gracecl.nets.growth import Growth
@@ -288,7 +289,7 @@ class Engine:
 
     def _nothing(self) -> StreamBatch:
         """Return a batch of the stream without images, for steps on the memory alone."""
-        return StreamBatch(self.memories.replay.images[:0], np.empty(0, np.int64), progress=self.progress)
+        return StreamBatch(loaded(self.memories.replay.images[:0]), np.empty(0, np.int64), progress=self.progress)
 
     # Inference.
 

@@ -21,7 +21,8 @@ def bytes_by_part(state: dict[str, Any]) -> dict[str, int]:
     """Count the bytes of each part of an engine's state, whose tensors may be anything that has `nbytes`."""
     found = dict.fromkeys(PARTS, 0)
     for store in state["memories"].values():
-        found["images"] += _size(store["images"])
+        images = store["images"]
+        found["images"] += images["on_disk"] if isinstance(images, dict) and "on_disk" in images else _size(images)
         found["labels"] += _size(store["labels"])
         found["values"] += _size(store["attributes"])
     for name, value in state["net"].items():

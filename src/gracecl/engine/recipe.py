@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from gracecl.errors import Misfit, UserError
 from gracecl.functional import optim
 from gracecl.images.augment import augmentation
 from gracecl.inputs import Images, Inputs
-from gracecl.memory import Memories
+from gracecl.memory import Memories, check_store
 from gracecl.methods.base import Method
 from gracecl.nets import TappedNet
 from gracecl.registry import nearest, spec
@@ -32,6 +33,8 @@ SMALLEST_CROPPED = 16
 """pixels a side below which a random crop leaves too little of an image"""
 LOOKED_AT = 100_000
 """pixels, at least, if there are as many"""
+GPUS = ("cuda", "mps", "xpu")
+"""kinds of devices beside the CPU: NVIDIA's and AMD's, Apple's, Intel's"""
 MOST_OF_ONE_VALUE = 0.25
 """of the pixels of photographs: in CIFAR-100, Tiny-ImageNet and CUB it is below 0.08, in digits and clothes on black above 0.34"""
 
@@ -60,13 +63,14 @@ class Recipe(LearnerOptions):
             optim.scheduler(self.scheduler)
         detectors.build(self.boundaries)
         device_of(self.device)
+        check_store(self.store)
         method: Method = spec.parse_method(self.method) if live.method is None else live.method
         if any(part.in_use for part in method.parts):
             raise UserError(f"{method!r} is the method of another learner, whose state it holds; make another object for this one")
         return method
 
-    def build(self, inputs: Inputs, classes: int, live: Live | None = None) -> Engine:
-        """The engine for such inputs, at its first step."""
+    def build(self, inputs: Inputs, classes: int, live: Live | None = None, folder: Path | None = None) -> Engine:
+        """The engine for such inputs, at its first step; `folder` is where a memory on disk lies."""
         live = live or Live()
         method, device = self.check(live), device_of(self.device)
         inputs = inputs.to(device)
@@ -80,7 +84,7 @@ class Recipe(LearnerOptions):
         elif self.compile:
             functorch.donated_buffer = False  # a graph is gone through twice where a gradient that is not finite is traced
             net.backbone.compile()
-        memories = Memories(self.memory, inputs, device)
+        memories = Memories(self.memory, inputs, device, self.store, folder)
         return Engine(
             method,
             net,
@@ -177,9 +181,15 @@ def device_of(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"unknown device '{name}'{nearest(name, ['cpu', 'cuda'])}; use cpu, cuda or cuda:1") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"cannot learn on the device '{name}'; use cpu or cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device '{name}' was asked for, but this PyTorch sees no GPU; use --device cpu")
+        raise UserError(f"unknown device '{name}'{nearest(name, ['cpu', *GPUS])}; use cpu, {', '.join(GPUS)} or cuda:1") from None
+    if device.type not in ("cpu", *GPUS):
+        raise UserError(f"cannot learn on the device '{name}'; use cpu, {', '.join(GPUS[:-1])} or {GPUS[-1]}")
+    if device.type != "cpu" and not is_available(device.type):
+        what = "GPU" if device.type == "cuda" else f"device of the kind {device.type}"
+        raise UserError(f"device '{name}' was asked for, but this PyTorch sees no {what}; use --device cpu")
     return device
+
+
+def is_available(kind: str) -> bool:
+    """Whether PyTorch has such a device here."""
+    return bool((torch.backends.mps if kind == "mps" else getattr(torch, kind)).is_available())

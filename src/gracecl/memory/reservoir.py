@@ -6,7 +6,8 @@ drawing "64 images of other tasks" costs the same at a thousand images and at a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,28 +32,53 @@ class Examples(NamedTuple):
 
 
 class Memory:
-    """Preallocated slots. `add` offers images, `draw` picks slots, `memory[slots]` gives their images."""
+    """Preallocated slots. `add` offers images, `draw` picks slots, `memory[slots]` gives their images.
+
+    Memories that keep images elsewhere than in RAM override the methods from `room` to `load_images`.
+    """
 
     def __init__(self, capacity: int, inputs: Inputs, device: torch.device | str = "cpu") -> None:
         if capacity < 0:
             raise UserError(f"a memory cannot hold {capacity} images; give 0 or more")
-        check_room(capacity * (inputs.bytes + BOOKKEEPING), f"a memory of {capacity} images", "use a smaller --memory")
         self.capacity, self.filled, self.offered, self.inputs = capacity, 0, 0, inputs
-        try:
-            self.images: Batched = inputs.blank(capacity, device)
-        except RuntimeError:
-            size = capacity * inputs.bytes / 1e9
-            raise UserError(f"there is no room for a memory of {capacity} images ({size:.1f} GB); use a smaller --memory") from None
+        self.device = torch.device(device)
+        self.images: Batched = self.room()
         self.labels: Ints = np.full(capacity, -1, np.int64)
         self.tasks: Ints = np.full(capacity, NO_TASK, np.int64)
         self.attributes: dict[str, Tensor] = {}
         self._by_label, self._by_task = Buckets(capacity), Buckets(capacity)
 
+    def room(self) -> Batched:
+        """Slots for images, in the place of a batch of them."""
+        what, remedy = f"a memory of {self.capacity} images", "use a smaller --memory"
+        check_room(self.capacity * (self.inputs.bytes + BOOKKEEPING), what, remedy)
+        try:
+            return self.inputs.blank(self.capacity, self.device)
+        except RuntimeError:
+            raise UserError(f"there is no room for {what} ({self.capacity * self.inputs.bytes / 1e9:.1f} GB); {remedy}") from None
+
+    def write(self, slots: Ints, where: Tensor, rows: Batched) -> None:
+        """Put examples into slots, whose numbers are on the host and, as `where`, on the device."""
+        write_rows(self.images, where, rows.to(self.images.device))
+
+    def saved_images(self) -> Any:
+        """The images of the filled slots, for a checkpoint."""
+        return plain(self.images[: self.filled])
+
+    def load_images(self, saved: Any) -> None:
+        """Fill the slots with what `saved_images` gave."""
+        self.images[: self.filled] = tree_of(saved).to(self.images.device)
+
+    @contextmanager
+    def checkpointing(self) -> Iterator[None]:
+        """Around the writing of a checkpoint."""
+        yield
+
     def __len__(self) -> int:
         return self.filled
 
     def __repr__(self) -> str:
-        return f"Memory({self.filled} of {self.capacity} images, {self.offered} were offered)"
+        return f"{type(self).__name__}({self.filled} of {self.capacity} images, {self.offered} were offered)"
 
     @property
     def examples(self) -> Examples:
@@ -90,7 +116,7 @@ class Memory:
             return
         device = self.images.device
         where, which = torch.from_numpy(slots).to(device), torch.from_numpy(rows).to(device)
-        write_rows(self.images, where, x.index_select(0, which.to(x.device)).to(device))
+        self.write(slots, where, x.index_select(0, which.to(x.device)))
         for name in self.attributes.keys() - attributes.keys():
             self.attributes[name][where] = 0
         for name, value in attributes.items():
@@ -169,7 +195,9 @@ class Memory:
         """Save filled slots only: a checkpoint of a half-empty memory is half the size."""
         held = slice(0, self.filled)
         return {
-            **self.examples._asdict() | {"images": plain(self.images[held])},
+            "images": self.saved_images(),
+            "labels": self.labels[held],
+            "tasks": self.tasks[held],
             "by_label": self._by_label.state_dict(self.filled),
             "by_task": self._by_task.state_dict(self.filled),
             "offered": self.offered,
@@ -182,7 +210,7 @@ class Memory:
             raise UserError(f"the saved memory holds {self.filled} images but this one only {self.capacity} slots")
         held = slice(0, self.filled)
         self.labels[:], self.tasks[:] = -1, NO_TASK
-        self.images[held] = tree_of(state["images"]).to(self.images.device)
+        self.load_images(state["images"])
         self.labels[held], self.tasks[held] = state["labels"], state["tasks"]
         self._by_label.load_state_dict(state["by_label"], self.labels[held])
         self._by_task.load_state_dict(state["by_task"], self.tasks[held])

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from gracecl import rng
 from gracecl.core import Progress
+from gracecl.inputs import loaded
 from gracecl.memory import Memories
 from gracecl.methods.base import Traits
 from gracecl.methods.quadratic import MeasuredAtTaskEnd
@@ -54,7 +55,7 @@ class EWC(MeasuredAtTaskEnd):
     def consolidate(self, memories: Memories, progress: Progress) -> None:
         images = memories[self.name]
         if len(images):
-            x = images.images[: len(images)]
+            x = loaded(images.examples.images)
             y = torch.from_numpy(images.labels[: len(images)]).to(x.device)
             self.remember(self.fisher(x, y, rng.generator(self.name, progress.step)))
             images.clear()

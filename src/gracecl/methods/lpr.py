@@ -76,7 +76,7 @@ class LPR(Wrapper):
         if self.strength and len(memory) and (not self.inverses or self.age >= self.refresh_every):
             n = min(self.n_images, len(memory))
             slots = np.arange(n) * len(memory) // n
-            self.refresh(memory.images[torch.from_numpy(slots).to(memory.images.device)])
+            self.refresh(memory[slots])
 
     def refresh(self, images: Tensor) -> None:
         """Recompute P⁻¹ of every layer from its current inputs."""

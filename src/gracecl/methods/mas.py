@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gracecl.core import Progress
+from gracecl.inputs import loaded
 from gracecl.memory import Memories
 from gracecl.methods.quadratic import MeasuredAtTaskEnd
 from gracecl.registry import methods
@@ -40,7 +41,7 @@ class MAS(MeasuredAtTaskEnd):
         if len(images):
             seen = torch.zeros(self.net.classes, dtype=torch.bool)
             seen[list(progress.seen)] = True
-            x = images.images[: len(images)]
+            x = loaded(images.examples.images)
             self.remember(self.sensitivity(x, seen.to(x.device)))
             images.clear()
 

@@ -45,6 +45,7 @@ ADDED_LATER = {
     "eval_every_images": 0,
     "eval_after_marks": 0,
     "eval_images": None,
+    "store": "ram",
     "prequential": False,
     "near_future": 0,
     "probabilities": False,
@@ -87,7 +88,7 @@ class LearnerOptions:
     """where tasks begin for the method: auto is where the stream marks them; "every(100)" steps, novelty (a label not met before),
     adwin (the error rises) and never do not look at marks"""
     device: str = "auto"
-    """cpu, cuda, cuda:1, or auto: the GPU if there is one"""
+    """cpu, cuda, cuda:1, mps, xpu, or auto: the CUDA GPU if there is one"""
     precision: Precision = "fp32"
     """of forward and losses"""
     compile: bool = False
@@ -96,6 +97,8 @@ class LearnerOptions:
     """compile, and replay the backbone's kernels as CUDA graphs"""
     layout: Layout = "auto"
     """how maps lie in memory, which shows in speed and rounding; auto is channels_last on a CPU, for nets wide enough"""
+    store: str = "ram"
+    """where the memory's images are kept: ram, disk (a mapped file, with the same results), or "jpeg(quality=90)" (lossy)"""
 
     def __post_init__(self) -> None:
         if not isinstance(self.net, str):

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from gracecl.engine.footprint import bytes_in
 from gracecl.errors import UserError
-from gracecl.files import Written, noted_in, parse_json, read_file, read_note, read_sealed, sizes_in
+from gracecl.files import Written, check_format, noted_in, parse_json, read_file, read_note, read_sealed, sizes_in
 from gracecl.functional.metrics import ANYTIME_METRICS, BINS, MATRIX_METRICS, Array, aaa, seen_rows
 from gracecl.functional.prequential import Prequential
 from gracecl.lab.report import measures
@@ -35,6 +35,8 @@ MATRICES = "accuracy.json"
 CHECKPOINT = "checkpoint.safetensors"
 LEFT_BY_RUNS = (RECORD, SUMMARY, CHECKPOINT)
 """files that mark a folder as a run's even if its configuration is lost"""
+RUN_FORMAT = 1
+"""of a run's folder, noted in config.json; folders without a note are of format 1"""
 IMPORTED = "imported"
 """the folder of imported results, in place of a configuration's hash"""
 PUT_BACK = "put it back from a copy, or delete the run's folder and run it again"
@@ -392,6 +394,7 @@ def _check_config(folder: Path, file: Path | KeptRun, config: Record) -> None:
         raise UserError(f"{file} is not a run's: it lacks {', '.join(missing)}")
     if wrong := [name for name, fits in SETTINGS.items() if name in config and not fits(config[name])]:
         raise UserError(f"{file} is damaged: its {wrong[0]} is {config[wrong[0]]!r}")
+    check_format(config.get("format", 1), RUN_FORMAT, Path(str(file)), "leave this run out")
     check_folder_name(folder, config)
 
 

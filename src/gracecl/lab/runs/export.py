@@ -32,7 +32,7 @@ from gracecl.errors import UserError
 from gracecl.files import Written, check_readable, parse_json
 from gracecl.inputs import Images, Inputs
 from gracecl.lab.report.runs import PUT_BACK, read_run
-from gracecl.lab.runs.run import Work, learner_and_stream, load_checkpoint
+from gracecl.lab.runs.run import MEMORY, Work, learner_and_stream, load_checkpoint
 from gracecl.nets import TappedNet
 
 MODELS = (".safetensors", ".pt2", ".onnx")
@@ -73,7 +73,7 @@ def export_run(folder: Path, file: Path, rule: str | None = None) -> str:
     if ended_with is not None and Written.of(state["record"]) != ended_with:
         raise UserError(f"{saved} is not the checkpoint that the run ended with; {PUT_BACK}")
     with work.own_code():
-        engine, _ = learner_and_stream(work.as_begun(), work.data_root, allotted=work.allotted)
+        engine, _ = learner_and_stream(work.as_begun(), work.data_root, allotted=work.allotted, folder=folder / MEMORY)
         engine.load_state_dict(state["trainer"]["engine"])
         return export(engine, file, rule, {"method": work.config.method, "net": work.config.net})
 

@@ -27,10 +27,22 @@ from gracecl.engine.live import Live
 from gracecl.engine.loop import Callbacks, StopTraining
 from gracecl.engine.recipe import Recipe, device_of, layout_of, name_flat_images, name_unfit_augmentation
 from gracecl.errors import Caution, UserError
-from gracecl.files import Written, as_name, lock, make_folder, open_own, read_note, read_sealed, sealed, without_nul, write_text
+from gracecl.files import (
+    Written,
+    as_name,
+    check_format,
+    lock,
+    make_folder,
+    open_own,
+    read_note,
+    read_sealed,
+    sealed,
+    without_nul,
+    write_text,
+)
 from gracecl.images.augment import normalisation
 from gracecl.lab import report
-from gracecl.lab.report.runs import CHECKPOINT
+from gracecl.lab.report.runs import CHECKPOINT, RUN_FORMAT
 from gracecl.lab.runs.frozen import kept_features
 from gracecl.lab.runs.limits import ALLOTTED, costs, measured
 from gracecl.lab.runs.recorder import Recorder
@@ -49,6 +61,8 @@ ALWAYS_WRITTEN = ("method", "net", "memory", "seed", "stream")
 """fields that every config.json has; an older one may lack others, which then have their defaults"""
 LEFT_OUT = ("plugin_code", "tuned_on", *LIMITS)
 """fields that config.json has only where they are given"""
+MEMORY = "memory"
+"""the folder of the files of a memory on disk"""
 STOPPED = "stopped"
 """the note in the folder of a run that a callback stopped: where, and why"""
 LATE_FILES = "plugin_files"
@@ -122,6 +136,7 @@ class Work:
             raise UserError(f"{error}; {report.remedy_for_config(folder)}") from None
         except (KeyError, TypeError):
             raise UserError(f"{file} is damaged: a setting is missing; {report.remedy_for_config(folder)}") from None
+        check_format(written.get("format", 1), RUN_FORMAT, file, "leave this run as it is")
         place = data_root or read_note(folder / "data_root") or None
         return cls(config, folder, place, plugins or tuple(read_note(folder / "plugins").splitlines()))
 
@@ -238,7 +253,7 @@ def build(
     """Build the trainer of a configuration at its first step; `kept` is what a checkpoint counts on of an earlier
     record.
     """
-    engine, stream = learner_and_stream(config, data_root, live, allotted)
+    engine, stream = learner_and_stream(config, data_root, live, allotted, record.parent / MEMORY)
     name_unfit_augmentation(config.augment, engine.method, engine.net.inputs)
     name_flat_images(config.augment, engine.method, stream.batch(0).x)
     recorder = Recorder(record, kept)
@@ -250,21 +265,28 @@ def build(
 
 
 def learner_and_stream(
-    config: RunConfig, data_root: str | Path | None = None, live: Live | None = None, allotted: Allotment | None = None
+    config: RunConfig,
+    data_root: str | Path | None = None,
+    live: Live | None = None,
+    allotted: Allotment | None = None,
+    folder: Path | None = None,
 ) -> tuple[Engine, Stream]:
     """Build the engine of a configuration at its first step, and its stream, both on the engine's device.
 
-    `allotted` is what the run gets under its budgets; left out, it is measured.
+    `allotted` is what the run gets under its budgets; left out, it is measured. `folder` is where a memory on disk
+    lies.
     """
     if allotted is None:
         allotted = measured(config, live or Live(), lambda other, given: _without_limits(other, data_root, given)) or Allotment()
     memory = config.memory if allotted.memory is None else allotted.memory
-    engine, stream = _without_limits(replace(config, memory=memory), data_root, live)
+    engine, stream = _without_limits(replace(config, memory=memory), data_root, live, folder)
     engine.updates_per_step, engine.fit_images = allotted.updates, allotted.fit_images
     return engine, stream if allotted.complexity is None else paced(stream, allotted.complexity)
 
 
-def _without_limits(config: RunConfig, data_root: str | Path | None, live: Live | None) -> tuple[Engine, Stream]:
+def _without_limits(
+    config: RunConfig, data_root: str | Path | None, live: Live | None, folder: Path | None = None
+) -> tuple[Engine, Stream]:
     """Build the engine and the stream as if there were no budgets; on a frozen trunk, of features where they can be used."""
     live = live or Live()
     kept = kept_features(config, data_root, live)
@@ -277,7 +299,7 @@ def _without_limits(config: RunConfig, data_root: str | Path | None, live: Live 
     streams.check_evaluations(stream)
     stream = stream if config.eval_images is None else stream.tested_on(config.eval_images)
     data = stream.data
-    engine = config.build(inputs, data.classes, live)
+    engine = config.build(inputs, data.classes, live, folder)
     stream = engine.as_seen(stream.to(engine.device))
     stream = stream if config.steps is None else stream.cut(config.steps)
     if not np.isin(data.test_y, stream.labels(stream.order)).any():
@@ -396,7 +418,8 @@ def _finish(trainer: Trainer, config: RunConfig, code: Code, saved: Path, watch:
         record = trainer.recorder.sync()._asdict()
         late = code.late_files(loaded_before)
         extra = {LATE_FILES: late} if late else {}
-        checkpoint.save(saved, {"trainer": trainer.state_dict(), "record": record, **constant, **extra})
+        with trainer.engine.memories.checkpointing():
+            checkpoint.save(saved, {"trainer": trainer.state_dict(), "record": record, **constant, **extra})
 
     def keep(ended: int) -> None:
         if config.snapshots:
@@ -469,6 +492,7 @@ def _write_config(work: Work, trainer: Trainer, told: dict[str, Any]) -> None:
         "parameters": sum(value.numel() for value in engine.net.parameters()),
         "rule": engine.chain.rule,
         "images_beyond_memory": engine.memories.beyond_budget,
+        "format": RUN_FORMAT,
         "commit": commit(),
         "versions": {"gracecl": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "threads": torch.get_num_threads(),
