@@ -376,7 +376,7 @@ def test_every_renderer_shows_something(tmp_path: Path) -> None:
         ("accuracy", {"beside_paper", "against_paper"}),
         ("entropy", {"entropy"}),
         ("training-cost", {"cost", "beside_paper"}),
-        ("pretrained", {"cost", "accuracy_by_bytes"}),
+        ("pretrained", {"accuracy_by_bytes"}),
     ):
         out = tmp_path / name
         assert study(name, "--quick", "--seeds", "0", "--out", out) == 0

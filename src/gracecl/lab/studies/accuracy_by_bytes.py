@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gracecl.lab.report import figures
+from gracecl.lab.report import Run, figures
 from gracecl.lab.report.groups import Group, group_runs, setting_of
 from gracecl.lab.report.table import Cell, Entry, Table, number
 from gracecl.lab.studies.results import Results, Section
@@ -16,10 +16,11 @@ HEADS = ("method", "acc ↑", "aaa ↑", "forgetting ↓", "seconds of training"
 @renderers.register("accuracy_by_bytes")
 def sections(results: Results) -> list[Section]:
     """Accuracy and the bytes of the learner's file, weights included: images, features or sums that it keeps."""
-    by_setting: dict[str, list[Group]] = {}
-    for group in group_runs(results.runs):
-        if group.runs:
-            by_setting.setdefault(setting_of(group.runs[0]), []).append(group)
+    members: dict[str, list[Run]] = {}
+    for run in results.runs:
+        members.setdefault(setting_of(run), []).append(run)
+    by_setting = {setting: [group for group in group_runs(runs) if group.runs] for setting, runs in members.items()}
+    by_setting = {setting: groups for setting, groups in by_setting.items() if groups}
     if not by_setting:
         return []
     tables, data = [], {}
