@@ -170,3 +170,20 @@ def test_an_exported_learner_takes_images(tmp_path):
     right = program(data.test_x).argmax(dim=1).numpy()
     seen = json.loads((folder / "config.json").read_text())["classes"]
     assert right.max() < seen
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:No complete tensor found")  # of torch.export.save
+def test_a_net_made_of_a_module_can_be_exported(tmp_path):
+    @nets.register("small")
+    def small(shape, taps, at_most):
+        model = nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 9)
+        )
+        return frozen.nets.ModuleBackbone(model, ["4"], taps, at_most, example=(1, *shape))
+
+    try:
+        folder = run(replace(ER, method="slda", taps=1, net="small(freeze=True)"), tmp_path)
+        assert "uint8 images [1, 8, 8] in" in export_run(folder, tmp_path / "net.pt2")
+    finally:
+        del nets.loaded["small"]
