@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mutant import SOURCE, TESTS, Mutant
+from of_boundaries import BOUNDARIES
 from of_budgets import BUDGETS
 from of_closed import CLOSED
 from of_corners import CORNERS
@@ -13,4 +14,4 @@ from of_streams import STREAMS
 
 __all__ = ["MUTANTS", "SOURCE", "TESTS", "Mutant"]
 
-MUTANTS = [*PARTS, *STREAMS, *NUMBERS, *METHODS, *CLOSED, *CORNERS, *BUDGETS]
+MUTANTS = [*PARTS, *STREAMS, *NUMBERS, *METHODS, *CLOSED, *CORNERS, *BUDGETS, *BOUNDARIES]

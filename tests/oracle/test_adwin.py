@@ -58,10 +58,28 @@ def test_detections_are_river_s_at_the_same_items(options: dict[str, Any]) -> No
         coins(rng, (400, 0.9), (400, 0.2), (400, 0.8)),
         falling(rng, 1500),
         rng.normal(size=1200) + (np.arange(1200) > 600),
+        np.repeat([0.0, 100.0, 0.0, 100.0], [40, 60, 300, 60]),
     ]
     expected = [of_river(values, **options) for values in streams]
     assert [alarms(values, rising=False, **options) for values in streams] == expected
     assert sum(map(len, expected)) >= 4
+
+
+def test_what_is_left_of_a_window_is_what_river_leaves() -> None:
+    """Width, sum and variance at every item up to the first change, and after the oldest buckets were dropped there."""
+    ours, other = Adwin(), drift.ADWIN()
+    for value in coins(np.random.default_rng(8), (900, 0.1), (200, 0.7)):
+        ours.insert(float(value))
+        ours.ticks += 1
+        while ours.ticks % ours.clock == 0 and ours.width > ours.grace_period and ours.has_cut():
+            ours.drop_oldest()
+        other.update(float(value))
+        assert (ours.width, ours.total) == (other.width, other.total)
+        assert ours.variance == pytest.approx(other.variance, rel=1e-9)
+        if other.drift_detected:
+            break
+    assert other.drift_detected
+    assert ours.width < ours.ticks
 
 
 @pytest.mark.slow

@@ -115,7 +115,7 @@ class Adwin(Detector):
 
     def has_cut(self) -> bool:
         """Return whether some cut leaves two parts whose means differ too much."""
-        if self.width < 2:
+        if self.width < 2 or self.variance < 0:  # by rounding, where all items are equal
             return False
         older, sum_older = 0, 0.0
         confidence = math.log(2 * math.log(self.width) / self.delta)
