@@ -109,13 +109,13 @@ def seen_by(stream: Stream, step: int) -> tuple[int, ...]:
 
 def test_probabilities_are_those_of_the_classes_met() -> None:
     stream, engine = toy_stream(), toy_engine("er")
-    first, later = stream.batch(0), stream.batch(len(stream) - 1)
+    first, later = stream.batch(len(stream) - 1), stream.batch(0)  # backwards, so that classes are not met by number
     before = predict(engine, first, probabilities=True)
     assert before.predictions.tolist() == [NO_PREDICTION] * len(first)
     assert before.probability is not None
     assert not before.probability.any()
-    for step in range(3):
-        engine.learn(stream.batch(step))
+    for step in range(1, 4):
+        engine.learn(stream.batch(len(stream) - step))
     made = predict(engine, first, probabilities=True)
     met = list(engine.progress.seen)
     with torch.no_grad():
