@@ -25,6 +25,8 @@ PARTS = {
     "methods": "every method's step against bare passes over as many images",
     "authors": "MOSE's step against its authors' own program (needs a checkout of it, --mose PATH)",
     "closed": "closed forms that predict after every batch, against the trunk's own passes (needs gracecl[efficientnet])",
+    "serving": "a prediction while another thread learns, against an idle learner",
+    "tabular": "predict and learn on rows of numbers against river (extra gracecl[river]) and scikit-learn, accuracy beside time",
     "choices": "layouts, precisions, compilation, optimizers, threads and allocators against the defaults",
 }
 TEXTS = {

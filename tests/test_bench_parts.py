@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import avalanche, closed, memory, shrinkage, startup
+from benchmarks import avalanche, closed, memory, serving, shrinkage, startup, tabular
 from benchmarks.measure import Row
 from gracecl.errors import UserError
 
@@ -111,3 +111,24 @@ def test_shrinkage_says_how_features_are_made(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="gracecl features efficientnet_lite0 cifar100"):
         shrinkage.text(quick=False)
+
+
+@pytest.mark.slow
+def test_serving_rows() -> None:
+    rows = list(serving.rows(quick=True))
+    assert len(rows) == 3 * len(serving.LEARNERS)
+    assert [row.aim for row in rows] == [None, 2.0, None] * len(serving.LEARNERS)
+    assert all(row.ratio > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_tabular_rows() -> None:
+    """Each learner is better than chance on a stream that drifts, and what takes single rows is measured on these."""
+    rows = list(tabular.rows(quick=True))
+    names = [row.name.split(", batches")[0] for row in rows]
+    assert names.count("Learner er, mlp") == 3
+    assert names.count("river Hoeffding tree") == 1
+    accuracy = {row.name.rsplit(":")[0]: row.details["accuracy"] for row in rows}
+    assert accuracy["Learner slda, identity, batches of 1"] > 40
+    one, other = (accuracy[f"{kind} er, identity, batches of 10"] for kind in ("Learner", "OnlineClassifier"))
+    assert one == other

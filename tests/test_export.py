@@ -17,12 +17,11 @@ import torch
 from safetensors import safe_open
 
 import gracecl
-from gracecl import Learner
+from gracecl import Inputs, Learner, exporting
 from gracecl.errors import UserError
 from gracecl.lab import cli
 from gracecl.lab.report import find_runs
 from gracecl.lab.report.foreign import problem_of
-from gracecl.lab.runs import export
 from run_folders import write_run
 
 FOREIGN: dict[str, Any] = {
@@ -233,7 +232,7 @@ def test_the_predictor_as_onnx(trained: Path, tmp_path: Path) -> None:
 def test_the_net_as_safetensors(trained: Path, tmp_path: Path) -> None:
     file = tmp_path / "net.safetensors"
     assert cli.call(["export", str(trained), str(file)]) == 0
-    net, ours = export.load_net(file), engine_of(trained).ready_to_predict().eval()
+    net, ours = exporting.load_net(file), engine_of(trained).ready_to_predict().eval()
     with torch.no_grad():
         torch.testing.assert_close(net(net.inputs.normalise(IMAGES)).features, ours(ours.inputs.normalise(IMAGES)).features)
     with safe_open(str(file), "pt") as saved:
@@ -284,17 +283,17 @@ def test_a_net_that_its_method_changed(tmp_path: Path) -> None:
     learner = Learner("lucir", classes=4, shape=(1, 8, 8), memory=10, net="mlp(width=8)")
     learner.learn(np.random.default_rng(0).integers(0, 256, (8, 1, 8, 8), np.uint8), np.arange(8) % 3)
     file = tmp_path / "net.safetensors"
-    export.export(learner.engine, file, None, {"method": "lucir()", "net": "mlp(width=8)"})
+    exporting.export(learner.engine, file, None, {"method": "lucir()", "net": "mlp(width=8)"})
     assert file.is_file()
     with pytest.raises(UserError, match=r"lucir\(\) gave the net in .* other layers than mlp\(width=8\) has; use the program"):
-        export.load_net(file)
+        exporting.load_net(file)
 
 
 def test_what_differs_is_not_kept(tmp_path: Path) -> None:
     file = tmp_path / "model.onnx"
     file.write_bytes(b"wrong")
     with pytest.raises(UserError, match=r"differs from the learner by 0\.1"):
-        export._compare(torch.tensor([1.1]), torch.tensor([1.0]), file)
+        exporting._compare(torch.tensor([1.1]), torch.tensor([1.0]), file)
     assert not file.exists()
 
 
@@ -304,11 +303,55 @@ def test_a_run_without_weights_has_no_model(root: Path, tmp_path: Path, capsys: 
 
 
 @pytest.mark.slow
-def test_a_learner_of_ones_own_is_exported_too(tmp_path: Path) -> None:
-    learner = Learner("er", classes=4, shape=(1, 8, 8), memory=10, net="mlp(width=8)")
-    x, y = np.random.default_rng(0).integers(0, 256, (8, 1, 8, 8), np.uint8), np.arange(8) % 3
-    learner.learn(x, y)
-    export.export(learner.engine, tmp_path / "model.pt2", None, {"method": "er()", "net": "mlp(width=8)"})
-    scores = torch.export.load(str(tmp_path / "model.pt2")).module()(torch.from_numpy(x))
-    seen = np.array(learner.engine.progress.seen)
-    np.testing.assert_array_equal(seen[scores.argmax(dim=1).numpy()], learner.predict(x))
+@pytest.mark.parametrize("kind", ["pt2", "onnx", "safetensors"])
+@pytest.mark.parametrize(("method", "vectors"), [("er", False), ("slda", True), ("er(inference='ncm')", True)])
+def test_a_learner_of_ones_own_is_exported_too(kind: str, method: str, vectors: bool, tmp_path: Path) -> None:
+    """As it is, by either name, or from the file it was saved in; on vectors as on images."""
+    if kind == "onnx":
+        pytest.importorskip("onnxscript")
+    learner = Learner(method, memory=10, net="mlp(width=8)", device="cpu")
+    of = np.random.default_rng(0)
+    x = of.random((9, 5), np.float32) if vectors else of.integers(0, 256, (9, 1, 8, 8), np.uint8)
+    learner.learn(x, ["rose", "tulip", "poppy"] * 3)
+    one, two, saved = tmp_path / f"one.{kind}", tmp_path / f"two.{kind}", tmp_path / "learner"
+    told = learner.export(one)
+    assert told == gracecl.export(learner, one)
+    assert learner.net.training, "it goes on as it was"
+    if kind != "safetensors":
+        assert ("float32 inputs [5] in" if vectors else "uint8 images [1, 8, 8] in") in told
+    learner.save(saved)
+    assert cli.call(["export", str(saved), str(two)]) == 0
+    for file in (one, two):
+        if kind == "safetensors":
+            with safe_open(str(file), "pt") as opened:
+                about = json.loads(opened.metadata()["gracecl"])
+            net = exporting.load_net(file)
+            torch.testing.assert_close(net.classifier.weight, learner.net.classifier.weight)
+            assert net.inputs == learner.inputs
+        elif kind == "pt2":
+            extra = {"gracecl.json": ""}
+            scores = torch.export.load(str(file), extra_files=extra).module()(torch.from_numpy(x)).detach().numpy()
+            about = json.loads(extra["gracecl.json"])
+        else:
+            scores = exporting._run_onnx(file, torch.from_numpy(x)).numpy()
+            about = json.loads(__import__("onnx").load(file).metadata_props[0].value)
+        assert about["labels"] == ["rose", "tulip", "poppy"]
+        if kind != "safetensors":
+            labels = np.array(about["labels"])[np.array(about["seen"])[scores.argmax(axis=1)]]
+            assert labels.tolist() == learner.predict(x).tolist()
+
+
+def test_what_cannot_be_exported_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    learner = Learner("sgd", net="mlp(width=8)", device="cpu")
+    with pytest.raises(UserError, match="this learner is built when its first batch"):
+        learner.export(tmp_path / "model.pt2")
+    learner.learn(np.zeros((2, 5), np.float32), [0, 1])
+    with pytest.raises(UserError, match=r"must end in .safetensors, .pt2 or .onnx"):
+        learner.export(tmp_path / "model.bin")
+    with pytest.raises(UserError, match="images and floats can be exported, and the inputs are"):
+        exporting.examples(Inputs((4,), torch.int64))
+    learner.save(tmp_path / "saved")
+    assert cli.call(["export", str(tmp_path / "saved"), str(tmp_path / "runs.csv")]) == 2
+    assert "is a file, and tables are of runs" in capsys.readouterr().err
+    (tmp_path / "other").write_text("nothing")
+    assert cli.call(["export", str(tmp_path / "other"), str(tmp_path / "model.pt2")]) == 2

@@ -14,8 +14,8 @@ import pytest
 from commands import gracecl, only_run
 from gracecl import Learner, UserError
 from gracecl.data import download
+from gracecl.exporting import load_net
 from gracecl.files import open_own, read_file, write_text
-from gracecl.lab.runs.export import load_net
 from gracecl.lab.runs.run import locked
 
 SMALL = ("--stream", "split-digits(size=8)", "--net", "mlp(width=8)", "--memory", "20", "--steps", "2", "--device", "cpu")

@@ -20,6 +20,7 @@ _HOME = {
     "Images": "gracecl.inputs",
     "Inputs": "gracecl.inputs",
     "embed": "gracecl.embedding",
+    "export": "gracecl.learner",
     "from_arrays": "gracecl.data",
     "from_torch": "gracecl.data",
     "load_runs": "gracecl.lab.report.frames",
@@ -44,6 +45,7 @@ __all__ = [
     "UserError",
     "Wrapper",
     "embed",
+    "export",
     "from_arrays",
     "from_torch",
     "load_runs",
@@ -64,7 +66,7 @@ if TYPE_CHECKING:
     from gracecl.lab.report.frames import load_runs
     from gracecl.lab.runs.result import Result, run
     from gracecl.lab.runs.run import RunConfig
-    from gracecl.learner import Learner
+    from gracecl.learner import Learner, export
     from gracecl.merging import merge
     from gracecl.methods.base import Method, Wrapper
     from gracecl.nets.module import tap

@@ -433,6 +433,19 @@ class Learner:
         state = {"format": FORMAT, "learner": data | recipe, "task": self._task, "labels": self.labels.saved()}
         checkpoint.save(Path(path), state | ({} if self._engine is None else {"engine": self._engine.state_dict()}))
 
+    @one_at_a_time
+    def export(self, path: str | Path, rule: str | None = None) -> str:
+        """Write the net (.safetensors) or what predicts (.onnx, .pt2) for other programs; return a sentence about the file.
+
+        `rule` is the method's own unless another is named. What was written is compared with the learner before it is kept.
+        """
+        from gracecl import exporting
+
+        about: dict[str, Any] = {"method": self.recipe.method, "net": self.recipe.net}
+        if self.labels.counted is None:
+            about["labels"] = [label if isinstance(label, str | int) else repr(label) for label in self.labels.labels]
+        return exporting.export(self.engine, Path(path), rule, about)
+
     @classmethod
     def load(
         cls,
@@ -602,6 +615,9 @@ class Learner:
     def _own_statistics(self, inputs: Inputs) -> Inputs:
         """The same inputs with the mean and std that the learner was given; those that are no images have none."""
         return ImageInputs(inputs.shape, *self._statistics, inputs.dtype) if isinstance(inputs, ImageInputs) else inputs
+
+
+export = Learner.export
 
 
 def _learned(now: Snapshot | None) -> Snapshot:
