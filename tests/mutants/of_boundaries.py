@@ -28,7 +28,7 @@ BOUNDARIES = [
         within(
             "Adwin.has_cut",
             ("math.log(2 * math.log(self.width) / self.delta)", "math.log(math.log(self.width) / self.delta)"),
-            ("self.variance / self.width", "self.variance / (self.width - 1)"),
+            ("2 * inverse * self.variance / self.width", "2 * inverse * self.variance / (self.width - 1)"),
             ("2 / 3 * inverse * confidence", "inverse * confidence"),
         ),
     ),
