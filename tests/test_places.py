@@ -16,7 +16,7 @@ from gracecl import Learner, UserError
 from gracecl.data import download
 from gracecl.exporting import load_net
 from gracecl.files import open_own, read_file, write_text
-from gracecl.lab.runs.run import locked
+from gracecl.lab.runs.lock import locked
 
 SMALL = ("--stream", "split-digits(size=8)", "--net", "mlp(width=8)", "--memory", "20", "--steps", "2", "--device", "cpu")
 WRITTEN = (".lock", "metrics.jsonl", "checkpoint.safetensors", "config.json", "summary.json")

@@ -176,6 +176,16 @@ def layout_of(net: nn.Module) -> Layout:
 
 
 def device_of(name: str) -> torch.device:
+    """Return the device of this name, which this machine must have."""
+    device = named_device(name)
+    if device.type != "cpu" and not is_available(device.type):
+        what = "GPU" if device.type == "cuda" else f"device of the kind {device.type}"
+        raise UserError(f"device '{name}' was asked for, but this PyTorch sees no {what}; use --device cpu")
+    return device
+
+
+def named_device(name: str) -> torch.device:
+    """Return the device of this name, which another machine may have; auto is the best of this one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -184,9 +194,6 @@ def device_of(name: str) -> torch.device:
         raise UserError(f"unknown device '{name}'{nearest(name, ['cpu', *GPUS])}; use cpu, {', '.join(GPUS)} or cuda:1") from None
     if device.type not in ("cpu", *GPUS):
         raise UserError(f"cannot learn on the device '{name}'; use cpu, {', '.join(GPUS[:-1])} or {GPUS[-1]}")
-    if device.type != "cpu" and not is_available(device.type):
-        what = "GPU" if device.type == "cuda" else f"device of the kind {device.type}"
-        raise UserError(f"device '{name}' was asked for, but this PyTorch sees no {what}; use --device cpu")
     return device
 
 

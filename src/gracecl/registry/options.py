@@ -171,7 +171,7 @@ def run_name(settings: Mapping[str, Any]) -> str:
     return f"{digest}/{settings['seed']}"
 
 
-def sentences(kind: type[LearnerOptions]) -> Mapping[str, str]:
+def sentences(kind: type[Any]) -> Mapping[str, str]:
     """Return the docstring below each field of a class and its bases."""
     found: dict[str, str] = {}
     for part in reversed(kind.__mro__[:-1]):
@@ -194,7 +194,7 @@ def docstring(thing: Any) -> str:
 
 
 def takes(
-    kind: type[LearnerOptions], *, leave_out: Sequence[str] = ("method",), open_ended: Mapping[str, str] | None = None
+    kind: type[Any], *, leave_out: Sequence[str] = ("method",), open_ended: Mapping[str, str] | None = None
 ) -> Callable[[F], F]:
     """Decorate a function with `**options`: add the options of `kind` to its signature and docstring.
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from gracecl.errors import UserError
 from gracecl.lab.cli.output import print_damaged, print_report
+from gracecl.lab.cli.values import with_copies
 
 
+@with_copies("sources", "out")
 def report(
     sources: tuple[str, ...],
     /,
@@ -19,7 +21,7 @@ def report(
     """Report on runs: a table here, and a page, tables and figures as files.
 
     Args:
-        sources: folders of runs (what was given as --out), or the name of a study
+        sources: folders of runs (what was given as --out, a URL such as s3://bucket/runs too), or the name of a study
         formats: which files, such as html,md,csv,tex,pdf; or all. html is a page to open in a browser, tex a table for a paper
             (booktabs), pdf, svg and png are figures
         metrics: columns of the tables, such as acc, aia, forgetting, forgetting_mose (the paper's AF), aaa, min_acc, ece; beside

@@ -6,15 +6,27 @@ from pathlib import Path
 
 from gracecl.errors import UserError
 from gracecl.lab.cli.output import conclude, print_damaged
-from gracecl.lab.cli.values import Trackers, number_of
+from gracecl.lab.cli.values import Trackers, number_of, with_cluster, with_copies
+from gracecl.lab.runs.cluster import Cluster
 from gracecl.registry.plugins import found as found_plugins
 
 
-def resume(folder: Path, /, data: Path | None = None, plugin: tuple[str, ...] = (), log: Trackers = (), jobs: str = "auto") -> int:
+@with_cluster
+@with_copies("folder")
+def resume(
+    folder: Path,
+    /,
+    data: Path | None = None,
+    plugin: tuple[str, ...] = (),
+    log: Trackers = (),
+    jobs: str = "auto",
+    *,
+    cluster: Cluster,
+) -> int:
     """Continue every unfinished run in a folder or below it.
 
     Args:
-        folder: a run's folder, or one that holds runs
+        folder: a run's folder, or one that holds runs; a URL such as s3://bucket/runs too
         data: folder of the data sets (default: where the run found them)
         plugin: modules or files that register what the run uses (default: those it was begun with)
         log: also show the runs in TensorBoard, Weights & Biases or MLflow; one that was shown there goes on in its place
@@ -39,5 +51,5 @@ def resume(folder: Path, /, data: Path | None = None, plugin: tuple[str, ...] = 
     if not works:
         return code
     with logs.logging(works, folder, log):
-        outcomes = run_all(works, number_of(jobs))
+        outcomes = run_all(works, number_of(jobs), None, cluster)
     return conclude(folder, outcomes) or code

@@ -8,7 +8,8 @@ from typing import Any
 
 from gracecl.errors import UserError
 from gracecl.lab.cli.output import conclude
-from gracecl.lab.cli.values import Trackers, number_of, seeds_of, with_plugins
+from gracecl.lab.cli.values import Trackers, number_of, seeds_of, with_cluster, with_copies, with_plugins
+from gracecl.lab.runs.cluster import Cluster
 from gracecl.registry.options import RunOptions, takes
 from gracecl.terminal import print_err
 
@@ -18,6 +19,8 @@ from gracecl.terminal import print_err
     leave_out=("method", "seed"),
     open_ended=dict.fromkeys(("augment", "optimizer"), "the benchmark's for the method"),
 )
+@with_cluster
+@with_copies("out")
 @with_plugins
 def run(
     methods: tuple[str, ...],
@@ -32,6 +35,7 @@ def run(
     log: Trackers = (),
     jobs: str = "auto",
     threads: int | None = None,
+    cluster: Cluster,
     **options: Any,
 ) -> int:
     """Train methods on a stream and report.
@@ -45,11 +49,12 @@ def run(
         epochs: passes over each task before the next one, for methods of offline training (default: the stream's, one)
         defaults: what fills in options not given here, on benchmarks: grace-paper is the frame of the paper's system for every
             method, own what each method's own paper used, ccl-dc later online work's, none the built-in values; or your FILE.toml
-        out: folder for the runs
+        out: folder for the runs, or a URL such as s3://bucket/runs (docs/clusters.md)
         data: folder of the data sets (default: $GRACECL_DATA)
         plugin: modules or files that register methods, nets, streams or data sets of your own
         log: also show the runs in TensorBoard (files in OUT/tensorboard), Weights & Biases or MLflow (OUT/mlflow)
-        jobs: runs at once, each in a process of its own; auto is as many as there are cores, and one on a GPU
+        jobs: runs at once, each in a process of its own; auto is as many as there are cores, one on a GPU, and on a cluster as many
+            as it has room for
         threads: of each run (default: the cores, shared out); with equal threads a run has equal bits, whatever --jobs
     """
     from gracecl.lab.runs import logs
@@ -65,5 +70,5 @@ def run(
         print_err(line)
     works = [Work.new(replace(config, seed=seed), out, data, plugin) for config, _ in settled for seed in numbers]
     with logs.logging(works, out, log):
-        outcomes = run_all(works, number_of(jobs), threads)
+        outcomes = run_all(works, number_of(jobs), threads, cluster)
     return conclude(out, outcomes)

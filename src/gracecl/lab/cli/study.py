@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 from gracecl.errors import UserError
 from gracecl.lab.cli.output import print_damaged, print_unfinished
-from gracecl.lab.cli.values import Trackers, number_of, seeds_of, with_plugins
+from gracecl.lab.cli.values import Trackers, number_of, seeds_of, with_cluster, with_copies, with_plugins
+from gracecl.lab.runs.cluster import Cluster
 from gracecl.registry.plugins import in_use
 from gracecl.terminal import print_out
 
@@ -21,6 +22,8 @@ NAMED = 8
 """most unfinished runs that --as-is names one by one"""
 
 
+@with_cluster
+@with_copies("out")
 @with_plugins
 def study(
     name: str,
@@ -37,6 +40,8 @@ def study(
     threads: int | None = None,
     dry_run: bool = False,
     as_is: bool = False,
+    *,
+    cluster: Cluster,
 ) -> int:
     """Make a table or a figure: the runs it needs, then NAME.md and NAME.json with the pictures beside them.
 
@@ -88,7 +93,7 @@ def study(
     if dry_run:
         return print_plan(works, number_of(jobs) or os.cpu_count() or 1)
     with logs.logging(works, folder, () if as_is else log):
-        outcomes = [] if as_is else run_all(works, number_of(jobs), threads)
+        outcomes = [] if as_is else run_all(works, number_of(jobs), threads, cluster)
     beside = {work.folder: run.paper for work, run in zip(works, planned, strict=True)}
     ended = [work.folder for work in works if (work.folder / report.SUMMARY).is_file() or report.line_for(work.folder)]
     nameless = [line for line in report.lines_in(folder / report.KEPT) if not line.folder]

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gracecl.errors import UserError
-from gracecl.lab.cli.values import number_of, seeds_of, with_plugins
+from gracecl.lab.cli.values import number_of, seeds_of, with_cluster, with_copies, with_plugins
+from gracecl.lab.runs.cluster import Cluster
 from gracecl.registry.options import RunOptions, takes
 from gracecl.terminal import print_err, print_out
 
@@ -16,6 +17,8 @@ from gracecl.terminal import print_err, print_out
     leave_out=("method", "seed", "snapshots"),
     open_ended=dict.fromkeys(("augment", "optimizer"), "the benchmark's for the method"),
 )
+@with_cluster
+@with_copies("out")
 @with_plugins
 def tune(
     method: str,
@@ -36,6 +39,7 @@ def tune(
     plugin: tuple[str, ...] = (),
     jobs: str = "auto",
     threads: int | None = None,
+    cluster: Cluster,
     **options: Any,
 ) -> None:
     """Search for a method's options on the first tasks' training images, and write them as a file for 'gracecl run --defaults'.
@@ -82,6 +86,6 @@ def tune(
     config, numbers = spaces.without(config, found), tuple(seeds_of(seeds))
     wanted = search.Search(config, found, tasks, validation, numbers, metric, sampler, data, plugin, tune_on)
     out = out or Path("runs/tune") / as_name(config.method)
-    best = search.tune(wanted, out, trials, number_of(jobs), threads, print_err)
+    best = search.tune(wanted, out, trials, number_of(jobs), threads, print_err, cluster)
     print_out(f"best: {spaces.shown(best.values)}: {wanted.text(best.score)} in trial {best.place}")
     print_out(f"{out / search.DEFAULTS} holds it; to use it: {wanted.use(method, out / search.DEFAULTS)}")

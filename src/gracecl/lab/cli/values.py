@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from gracecl.errors import UserError
+from gracecl.lab.runs.cluster import Cluster
+from gracecl.registry.options import takes
 from gracecl.registry.plugins import in_use
 from gracecl.registry.spec import LONGEST_NUMBER, parse_numbers
 
@@ -25,6 +30,54 @@ def with_plugins(verb: F) -> F:
             return verb(*arguments, plugin=code.names, **options)
 
     return within  # type: ignore[return-value]
+
+
+def with_cluster(verb: F) -> F:
+    """Decorate a verb: add the options of `Cluster` to it, and pass it one as `cluster`."""
+    own = [parameter for name, parameter in inspect.signature(verb).parameters.items() if name != "cluster"]
+    names = [field.name for field in dataclasses.fields(Cluster)]
+
+    @functools.wraps(verb)
+    def within(*arguments: Any, **options: Any) -> Any:
+        cluster = Cluster(**{name: options.pop(name) for name in names if name in options})
+        cluster.check()
+        return verb(*arguments, cluster=cluster, **options)
+
+    within.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    within.__annotations__.pop("cluster")
+    return takes(Cluster, leave_out=())(within)  # type: ignore[return-value]
+
+
+def with_copies(*names: str) -> Callable[[F], F]:
+    """Decorate a verb: where these arguments are URLs, pass it local copies, and upload afterwards what it wrote."""
+
+    def apply(verb: F) -> F:
+        order = list(inspect.signature(verb).parameters)
+
+        @functools.wraps(verb)
+        def within(*arguments: Any, **options: Any) -> Any:
+            with contextlib.ExitStack() as copies:
+
+                def local(name: str, value: Any) -> Any:
+                    return _copied(value, copies) if name in names else value
+
+                placed = [local(name, value) for name, value in zip(order, arguments, strict=False)]
+                return verb(*placed, **{name: local(name, value) for name, value in options.items()})
+
+        return within  # type: ignore[return-value]
+
+    return apply
+
+
+def _copied(given: Any, copies: contextlib.ExitStack) -> Any:
+    """Return an argument, a place or some of them, with a local copy in place of each URL."""
+    if isinstance(given, tuple):
+        return tuple(_copied(one, copies) for one in given)
+    if ":/" not in str(given):
+        return given
+    from gracecl.lab.runs.remote import copied  # needs the modules of runs
+
+    return type(given)(copies.enter_context(copied(given)))
 
 
 def only_run(folder: Path) -> Path:

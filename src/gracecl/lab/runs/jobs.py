@@ -1,7 +1,7 @@
-"""Execute many runs: in child processes side by side, or one after the other in this process.
+"""Execute many runs: in child processes side by side, one after the other in this process, or on a cluster.
 
 An `Executor` has two methods: `submit` queues a run, `outcomes` yields the outcome of each run as it ends. A finished run is in its
-folder. To execute runs elsewhere, write another executor.
+folder. `on_slurm.py` has that of SLURM clusters. To execute runs elsewhere, write another executor.
 
 A small network gains little from a second thread, so two runs with one thread each get further in an hour than one after
 the other with two. Sums are split among threads, which shows in their last bits; a run therefore keeps the number it began with,
@@ -32,8 +32,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any, Literal, Protocol
 
+from gracecl.engine.recipe import device_of
 from gracecl.errors import Caution, UserError, is_sentence, plain_cautions, sentence
-from gracecl.lab.runs import launch, watch
+from gracecl.lab.runs import launch, remote, watch
+from gracecl.lab.runs.cluster import HERE, Cluster
 from gracecl.lab.runs.run import Interrupted, RunConfig, Work, resume_command, stop_requests
 from gracecl.machine import MOST_THREADS
 
@@ -49,33 +51,45 @@ class Outcome:
     work: Work
     status: Literal["finished", "refused", "crashed", "stopped"] = "finished"
     message: str = ""
+    node: str = ""
+    """name of the node of a cluster that the run ended on"""
 
     def __str__(self) -> str:
-        title = self.work.config.title
-        return f"{title}: finished" if self.status == "finished" else f"gracecl: {title}: {self.message}"
+        title, place = self.work.config.title, f" on {self.node}" if self.node else ""
+        return f"{title}: finished{place}" if self.status == "finished" else f"gracecl: {title}{place}: {self.message}"
 
 
-def run_all(works: Sequence[Work], jobs: int | None = None, threads: int | None = None) -> list[Outcome]:
+def run_all(works: Sequence[Work], jobs: int | None = None, threads: int | None = None, cluster: Cluster = HERE) -> list[Outcome]:
     """Execute runs, `jobs` at once with `threads` each, and return their outcomes in the order given.
 
-    A run that fails does not stop the others; the error of a single run is raised. Child processes know what a run's plugins
-    register, not what the calling program registered itself.
+    A run that fails does not stop the others; the error of a single run on this machine is raised. Child processes and nodes of a
+    cluster know what a run's plugins register, not what the calling program registered itself.
     """
     works = list({work.folder: work for work in works}.values())
     unfinished = [work for work in works if not work.finished]
-    at_once, threads = share(works, jobs, threads, cores())
-    if len(works) == 1:
-        works[0].run(watch.LiveWatch(), threads)
-        return [Outcome(works[0])]
+    if cluster.engine == "local":  # a node may have a device that this machine lacks
+        for device in dict.fromkeys(work.config.device for work in unfinished):
+            device_of(device)
+    at_once, shared_threads = share(works, jobs, threads, cores())
     board = watch.Board(len(works), len(works) - len(unfinished))
-    one_at_a_time = threads is None or min(at_once, len(unfinished)) < 2
-    executor: Executor = SequentialExecutor(threads, board) if one_at_a_time else ProcessExecutor(at_once, threads or 1, board)
+    executor: Executor
+    if cluster.engine != "local":
+        executor = cluster.executor(jobs, threads, board)
+    elif len(works) == 1:
+        works[0].run(watch.LiveWatch(), shared_threads)
+        return [Outcome(works[0])]
+    elif shared_threads is None or min(at_once, len(unfinished)) < 2:
+        executor = SequentialExecutor(shared_threads, board)
+    else:
+        executor = ProcessExecutor(at_once, shared_threads, board)
     for work in unfinished:
         executor.submit(work)
     ended: dict[Path, Outcome] = {}
     with board.shown(), contextlib.closing(executor.outcomes()) as outcomes:
         for outcome in outcomes:
             ended[outcome.work.folder] = outcome
+            if outcome.status == "finished" and not outcome.work.finished:
+                remote.fetch_results(outcome.work.folder)
             board.end(outcome.work.folder, str(outcome), outcome.status == "finished")
     return [ended.get(work.folder, Outcome(work)) for work in works]
 
@@ -132,12 +146,13 @@ class SequentialExecutor:
     def outcomes(self) -> Generator[Outcome, None, None]:
         while self.waiting:
             work = self.waiting.popleft()
-            yield _attempt(work, watch.Reporter(partial(self.board.show, work.folder)), self.threads)
+            yield attempt(work, watch.Reporter(partial(self.board.show, work.folder)), self.threads)
 
 
-def _attempt(work: Work, watching: watch.Watch, threads: int | None) -> Outcome:
+def attempt(work: Work, watching: watch.Watch, threads: int | None, patience: float = 0.0) -> Outcome:
+    """Execute a run here; an error is an outcome. `patience` is how many seconds it waits for its folder."""
     try:
-        work.run(watching, threads)
+        work.run(watching, threads, patience=patience)
     except Exception as error:  # noqa: BLE001 (whatever it is, the other runs go on)
         if is_sentence(error):
             return Outcome(work, "refused", sentence(error))
@@ -194,12 +209,18 @@ class ProcessExecutor:
                     child.dismiss()
                     child.process.kill()
                     child.process.wait()
-        if stopping and (left := [work.folder for work in self.submitted if not work.finished]):
-            begun = sum((folder / "config.json").exists() for folder in left)
-            raise Interrupted(f"stopped (runs begun: {begun}, not begun: {len(left) - begun}); {_how_to_continue(left)}")
+        if stopping:
+            stopped_by_user(self.submitted)
 
 
-def _how_to_continue(folders: Sequence[Path]) -> str:
+def stopped_by_user(works: Sequence[Work]) -> None:
+    """Raise `Interrupted` if one of the runs that were stopped did not finish all the same."""
+    if left := [work.folder for work in works if not work.finished]:
+        begun = sum((folder / "config.json").exists() for folder in left)
+        raise Interrupted(f"stopped (runs begun: {begun}, not begun: {len(left) - begun}); {continue_sentence(left)}")
+
+
+def continue_sentence(folders: Sequence[Path]) -> str:
     begun = [folder for folder in folders if (folder / "config.json").exists()]
     only_those = f", or only what is begun with: {resume_command(Path(os.path.commonpath(begun)))}" if begun else ""
     return f"continue with the same command{only_those}"
@@ -247,7 +268,7 @@ class _Child:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         if how.endswith("SIGKILL"):
             how += " (when memory runs out the system does that: then take fewer --jobs)"
-        return Outcome(self.work, "stopped", f"its process {how}; {_how_to_continue([self.work.folder])}")
+        return Outcome(self.work, "stopped", f"its process {how}; {continue_sentence([self.work.folder])}")
 
     def _listen(self, reports: IO[str], words: IO[str]) -> None:
         relay = threading.Thread(target=self._relay, args=(words,), daemon=True)
@@ -297,7 +318,7 @@ def serve() -> None:
         order = json.loads(line)
         work = Work(RunConfig(**order["config"]), Path(order["folder"]), order["data_root"], tuple(order["plugins"]))
         try:
-            outcome = _attempt(work, watch.Reporter(lambda progress: tell(progress=asdict(progress))), order["threads"])
+            outcome = attempt(work, watch.Reporter(lambda progress: tell(progress=asdict(progress))), order["threads"])
         except Interrupted as stop:
             tell(status="stopped", text=str(stop))
             return

@@ -7,8 +7,7 @@ import shlex
 import signal
 import subprocess
 import time
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -25,26 +24,16 @@ from gracecl.engine.cost import forward_flops
 from gracecl.engine.engine import Engine
 from gracecl.engine.live import Live
 from gracecl.engine.loop import Callbacks, StopTraining
-from gracecl.engine.recipe import Recipe, device_of, layout_of, name_flat_images, name_unfit_augmentation
-from gracecl.errors import Caution, UserError
-from gracecl.files import (
-    Written,
-    as_name,
-    check_format,
-    lock,
-    make_folder,
-    open_own,
-    read_note,
-    read_sealed,
-    sealed,
-    without_nul,
-    write_text,
-)
+from gracecl.engine.recipe import Recipe, layout_of, name_flat_images, name_unfit_augmentation, named_device
+from gracecl.errors import UserError
+from gracecl.files import Written, as_name, check_format, make_folder, read_note, read_sealed, sealed, without_nul, write_text
 from gracecl.images.augment import normalisation
 from gracecl.lab import report
 from gracecl.lab.report.runs import CHECKPOINT, RUN_FORMAT
+from gracecl.lab.runs import remote
 from gracecl.lab.runs.frozen import kept_features
 from gracecl.lab.runs.limits import ALLOTTED, costs, measured
+from gracecl.lab.runs.lock import locked
 from gracecl.lab.runs.recorder import Recorder
 from gracecl.lab.runs.trainer import Trainer
 from gracecl.lab.runs.watch import Watch
@@ -82,7 +71,7 @@ class RunConfig(RunOptions, Recipe):
         """Return the configuration with canonical expressions: `GRACE` becomes `grace(mose())`."""
         method = self.method if is_opaque(self.method) else repr(spec.parse_method(self.method))
         stream, boundaries = streams.from_anywhere(self.stream), detectors.canonical(self.boundaries)
-        return replace(self, method=method, stream=stream, boundaries=boundaries, device=str(device_of(self.device)))
+        return replace(self, method=method, stream=stream, boundaries=boundaries, device=str(named_device(self.device)))
 
     @property
     def title(self) -> str:
@@ -178,22 +167,33 @@ class Work:
         except (OSError, UserError):
             return None
 
-    def run(self, watch: Watch | None = None, threads: int | None = None, callbacks: Callbacks | None = None) -> Path:
+    def run(
+        self,
+        watch: Watch | None = None,
+        threads: int | None = None,
+        callbacks: Callbacks | None = None,
+        patience: float = 0.0,
+    ) -> Path:
         """Execute the run to its end, from the last checkpoint if there is one; `threads` applies to a run that begins.
 
-        A callback may stop it earlier: then everything is saved, and the folder notes where and why (`stopped`).
+        A callback may stop it earlier: then everything is saved, and the folder notes where and why (`stopped`). Where another
+        process works in the folder, the run waits `patience` seconds for it to end.
         """
+        if self.config.store.startswith("disk") and (url := remote.url_of(self.folder)):
+            raise UserError(
+                f"a memory on disk cannot lie at {url}, as its file changes in place; use --store ram, or a folder as --out"
+            )
         try:
             make_folder(self.folder)
         except OSError as error:
             raise UserError(f"cannot make the run's folder ({error}); choose another --out") from None
-        with locked(self.folder):
+        with locked(self.folder, patience), remote.kept(self.folder, patience) as upload:
             if not self.finished:
                 remedy = "continue it from Python: call gracecl.run as it was called, with {name}= and out="
                 self.live.check(f"the run in {self.folder}", vars(self.config), remedy)
                 try:
                     with self.own_code() as code:
-                        _train(replace(self, plugins=code.names), code, watch or Watch(), threads, callbacks)
+                        _train(replace(self, plugins=code.names), code, watch or Watch(), threads, callbacks, upload)
                 except SystemExit as end:  # of a plugin; it would pass for a run that came to its end
                     raise UserError(
                         f"the run's own code asked to end the program (SystemExit: {end.code}); what was saved before is intact"
@@ -228,7 +228,12 @@ class Work:
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user stopped the run between two steps; everything is saved, and the text says how to continue."""
+    """A signal stopped the run between two steps; everything is saved, and the text says how to continue."""
+
+    def __init__(self, text: str, number: int | None = None) -> None:
+        super().__init__(text)
+        self.number = number
+        """of the signal"""
 
 
 def run(config: RunConfig, out: Path, data_root: str | Path | None = None, watch: Watch | None = None) -> Path:
@@ -310,7 +315,9 @@ def _without_limits(
     return engine, stream
 
 
-def _train(work: Work, code: Code, watch: Watch, threads: int | None, callbacks: Callbacks | None) -> None:
+def _train(
+    work: Work, code: Code, watch: Watch, threads: int | None, callbacks: Callbacks | None, upload: Callable[[], None]
+) -> None:
     config, folder = work.config, work.folder
     for left in (*folder.rglob("*.part"), *folder.glob(".tmp*")):  # of a process that was killed while it wrote
         left.unlink()
@@ -334,7 +341,7 @@ def _train(work: Work, code: Code, watch: Watch, threads: int | None, callbacks:
         _write_config(work, trainer, {"forward_flops": per_image, **told})
         (folder / STOPPED).unlink(missing_ok=True)
         try:
-            _finish(trainer, config, code, saved, watch, told)
+            _finish(trainer, config, code, saved, watch, told, upload)
         except StopTraining as stop:
             why = f": {stop}" if str(stop) else ""
             write_text(folder / STOPPED, f"after step {trainer.at} of {len(trainer.stream)}{why}")
@@ -402,8 +409,18 @@ def _late_files(folder: Path) -> Files:
     return []
 
 
-def _finish(trainer: Trainer, config: RunConfig, code: Code, saved: Path, watch: Watch, told: dict[str, Any]) -> None:
-    """Step to the end of the stream; save regularly, and when asked to stop. `told` goes into every checkpoint."""
+def _finish(
+    trainer: Trainer,
+    config: RunConfig,
+    code: Code,
+    saved: Path,
+    watch: Watch,
+    told: dict[str, Any],
+    upload: Callable[[], None],
+) -> None:
+    """Step to the end of the stream; save regularly, and when asked to stop. `told` goes into every checkpoint, and `upload` is
+    called after each.
+    """
     constant = {
         "config": {name: value for name, value in asdict(config).items() if name not in NO_EFFECT_ON_RESULTS},
         "stream_hash": trainer.stream.hash,
@@ -420,6 +437,7 @@ def _finish(trainer: Trainer, config: RunConfig, code: Code, saved: Path, watch:
         extra = {LATE_FILES: late} if late else {}
         with trainer.engine.memories.checkpointing():
             checkpoint.save(saved, {"trainer": trainer.state_dict(), "record": record, **constant, **extra})
+        upload()
 
     def keep(ended: int) -> None:
         if config.snapshots:
@@ -439,7 +457,7 @@ def _finish(trainer: Trainer, config: RunConfig, code: Code, saved: Path, watch:
                 save()
                 fit = trainer.engine.unfinished_fit
                 where = f"stopped after step {trainer.at} of {len(trainer.stream)}" + (f" and {fit}" if fit else "")
-                raise Interrupted(f"{where}; continue with: {resume_command(saved.parent)}")
+                raise Interrupted(f"{where}; continue with: {resume_command(saved.parent)}", stopped[0])
             if trainer.stopped and not trainer.done:
                 save()
                 raise trainer.stopped
@@ -537,10 +555,10 @@ def with_threads(number: int) -> Iterator[None]:
 
 @contextmanager
 def stop_requests() -> Iterator[list[int]]:
-    """Ctrl-C, SIGTERM and the end of the terminal fill the list instead of breaking off mid-step; another Ctrl-C breaks off.
+    """Ctrl-C, SIGTERM, SIGUSR2 and the end of the terminal fill the list instead of breaking off mid-step; another Ctrl-C does.
 
-    What the process ignores (nohup) stays ignored. Another SIGTERM does not break off: whoever ends a whole group of processes
-    sends one to each, and a parent may tell its children too.
+    SIGUSR2 is what SLURM sends before a job's time is over. What the process ignores (nohup) stays ignored. Another SIGTERM does
+    not break off: whoever ends a whole group of processes sends one to each, and a parent may tell its children too.
     """
     received: list[int] = []
 
@@ -550,7 +568,7 @@ def stop_requests() -> Iterator[list[int]]:
         received.append(number)
 
     try:
-        stopping = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+        stopping = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2") if hasattr(signal, name)]
         heard = [number for number in stopping if signal.getsignal(number) != signal.SIG_IGN]
         before = {number: signal.signal(number, note) for number in heard}
     except ValueError:  # not in the main thread, where signals are somebody else's affair
@@ -560,23 +578,3 @@ def stop_requests() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder while the block runs; the lock ends with the process, however that ends."""
-    try:
-        file = open_own(folder / ".lock")
-    except OSError as error:
-        raise UserError(f"cannot write into {folder} ({error}); choose another --out") from None
-    with file:
-        try:
-            if not lock(file.fileno(), wait=False):
-                warnings.warn(
-                    "this system has no file locks that gracecl knows; do not start two commands on one folder at once",
-                    Caution,
-                    stacklevel=3,
-                )
-        except BlockingIOError:
-            raise UserError(f"another process is working on {folder}; wait for it or choose another --out") from None
-        yield

@@ -32,8 +32,10 @@ from gracecl.lab.defaults.write import as_toml
 from gracecl.lab.report.command import as_typed, option_words
 from gracecl.lab.report.groups import value_of
 from gracecl.lab.report.tables import DECIMALS, spread_text
+from gracecl.lab.runs.cluster import HERE, Cluster
 from gracecl.lab.runs.jobs import run_all
-from gracecl.lab.runs.run import Interrupted, RunConfig, Work, commit, locked
+from gracecl.lab.runs.lock import locked
+from gracecl.lab.runs.run import Interrupted, RunConfig, Work, commit
 from gracecl.lab.tuning import trials
 from gracecl.lab.tuning.space import Space, Values, shown, with_values
 from gracecl.lab.tuning.trials import Sampler, Trial, Trials
@@ -113,6 +115,7 @@ def tune(
     jobs: int | None = None,
     threads: int | None = None,
     say: Callable[[str], None] = lambda text: None,
+    cluster: Cluster = HERE,
 ) -> Trial:
     """Search until `number` trials are done, earlier attempts included, and return the best."""
     trials.library()
@@ -128,7 +131,7 @@ def tune(
             values = found.next()
             works = search.works(values, out)
             try:
-                finite = execute(works, jobs, threads)
+                finite = execute(works, jobs, threads, cluster)
             except Interrupted:
                 raise Interrupted(f"stopped in trial {len(found) + 1} of {number}; continue with the same command") from None
             scores = [score_of(work, search.metric) for work in works] if finite else []
@@ -146,10 +149,10 @@ def tune(
         return found.best
 
 
-def execute(works: Sequence[Work], jobs: int | None, threads: int | None) -> bool:
+def execute(works: Sequence[Work], jobs: int | None, threads: int | None, cluster: Cluster) -> bool:
     """Execute the runs of a trial; return whether all values stayed finite. Raise any other error of a run."""
     try:
-        reasons = [outcome.message for outcome in run_all(works, jobs, threads) if outcome.status != "finished"]
+        reasons = [outcome.message for outcome in run_all(works, jobs, threads, cluster) if outcome.status != "finished"]
     except UserError as error:  # of a single run
         reasons = [str(error)]
     if others := [reason for reason in reasons if REMEDY not in reason]:
