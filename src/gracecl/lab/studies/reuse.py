@@ -14,7 +14,7 @@ from gracecl.lab.runs.run import Work
 
 PLACES = (Path("results"), Path("runs"))
 """default folders of studies"""
-SAME_NUMBERS = ("0.1.0", __version__)
+SAME_NUMBERS = ("0.1.0", "0.2.0", __version__)
 """versions that give the same results; CHANGELOG.md names the exceptions under Numbers. When a version changes results of most
 methods, the earlier ones leave this list."""
 
