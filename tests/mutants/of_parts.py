@@ -590,6 +590,13 @@ PARTS = [
         within("_checks", ("zlib.crc32(row, int(before))", "zlib.crc32(row)")),
     ),
     *of(
+        "memory/compressed.py",
+        "test_stores.py",
+        within("JpegRows.read", ("pixels.transpose(2, 0, 1)", "pixels.transpose(2, 1, 0)")),
+        within("JpegMemory.write", ("compressed(image, self.quality)", "compressed(image, QUALITY)")),
+        within("JpegMemory.load_images", ("content[begin:end]", "content[:end]")),
+    ),
+    *of(
         "data/shards.py",
         "data/test_shards.py",
         within("ShardRows.read", ("divmod(number, self.of_each)", "divmod(number, self.of_each + 1)")),
