@@ -309,7 +309,7 @@ def test_list_methods_prints_a_table_of_what_they_need_and_cost() -> None:
     code, out, err = gracecl("list", "methods")
     assert (code, err) == (0, "")
     header, *lines = out.splitlines()
-    assert header.split() == ["method", "year", "family", "tasks", "grace", "keeps", "images", "paper"]
+    assert header.split() == ["method", "year", "family", "marks", "grace", "keeps", "images", "paper"]
     cells = [line.split() for line in lines[: len(registry.methods.names())]]
     assert [row[0] for row in cells] == registry.methods.names()
     assert ["mir", "2019", "select", "–", "yes", "images", "596/84", "16.0"] in cells
