@@ -46,13 +46,13 @@ def learned(method: str, taps: int = 1, batch: int = 7, until: int | None = None
 
 def scores(engine: Engine, images: Tensor) -> Tensor:
     """`[L, B, C]` as `rules` gives them."""
-    [(_, out)] = engine.net.sweep(images)
+    [(_, out)] = engine.net.sweep(images, batch=len(images))
     return engine.chain.rules(out)[engine.chain.rule.removesuffix("_last")]
 
 
 def features(engine: Engine, images: Tensor) -> np.ndarray:
     """`[L, B, D]`"""
-    [(_, out)] = engine.net.sweep(images)
+    [(_, out)] = engine.net.sweep(images, batch=len(images))
     return out.features.numpy()
 
 

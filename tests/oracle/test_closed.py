@@ -85,7 +85,7 @@ def learned(expression: str, x: np.ndarray, y: np.ndarray, **options: int) -> En
 
 def scores(engine: Engine, x: np.ndarray) -> np.ndarray:
     """`[L, B, C]`"""
-    [(_, out)] = engine.ready_to_predict().sweep(torch.from_numpy(x)[:, :, None, None])
+    [(_, out)] = engine.ready_to_predict().sweep(torch.from_numpy(x)[:, :, None, None], batch=len(x))
     [found] = engine.chain.rules(out).values()
     return found.numpy()
 
@@ -581,7 +581,7 @@ def test_images_held_out_are_merged_too() -> None:
 
 def between(engine: Engine, x: np.ndarray) -> np.ndarray:
     """`[L, B, C]`: scores as they are predicted while the stream goes on."""
-    [(_, out)] = engine.ready_to_predict(exact=False).sweep(torch.from_numpy(x)[:, :, None, None])
+    [(_, out)] = engine.ready_to_predict(exact=False).sweep(torch.from_numpy(x)[:, :, None, None], batch=len(x))
     [found] = engine.chain.rules(out).values()
     return found.numpy()
 

@@ -781,9 +781,10 @@ def test_the_page_shows_every_family_and_option_and_its_programs_run(monkeypatch
     monkeypatch.chdir(tmp_path)
     try:
         for program in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-            exec(program, {"__name__": "page"})
+            exec(program, {"__name__": __name__})
     finally:
         registry.streams.loaded.pop("backwards", None)
+        registry.detectors.loaded.pop("surprise", None)
     for name in re.findall(r"\]\((streams/[^)]+)\)", page):
         assert (Path(__file__).parents[2] / "docs" / name).is_file()
 

@@ -130,7 +130,7 @@ def evaluate(
         {rule: metrics.nll(p, target[known]) for rule, p in calibrated.items()},
         {rule: metrics.brier(p, target[known]) for rule, p in calibrated.items()},
         size.tolist(),
-        confused(labels, seen[guessed[own]]),
+        confused(labels, seen[guessed.get(own, labels)]),  # without images neither has an entry
         {}
         if classes_of_task is None
         else {rule: percent(classes_of_task[tasks, seen[guess]]) for rule, guess in guessed.items() if not rule.endswith(MASKED)},
