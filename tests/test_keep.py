@@ -33,11 +33,11 @@ PAGES = sorted(
     (
         page
         for page in RESULTS.glob("*/*.json")
-        if "finished" in json.loads(page.read_text()) and page.parent.name != "record-inside"
+        if "finished" in json.loads(page.read_text()) and page.parent.name not in ("record-inside", "pretrained")
     ),
     key=lambda page: page.stat().st_size,
 )
-"""of committed studies whose runs are committed too; that of record-inside needs weights"""
+"""of committed studies whose runs are committed too; that of record-inside needs weights, that of pretrained files of features"""
 
 
 @pytest.fixture(scope="module")

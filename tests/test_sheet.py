@@ -169,7 +169,7 @@ def test_figures(root: Path, tmp_path: Path, kind: str) -> None:
     assert all(path.read_bytes().startswith(start) for path in written)
     again = tmp_path / f"again.{kind}"
     figures.loss_curves(next(run for run in runs if run.config["method"] == "grace(mose())"), again)
-    assert again.read_bytes() == written[-1].read_bytes(), "no date, no random name"
+    assert again.read_bytes() in [path.read_bytes() for path in written], "no date, no random name"
 
 
 def test_accuracy_against_memory(tmp_path: Path) -> None:

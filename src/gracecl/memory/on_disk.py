@@ -9,6 +9,7 @@ state outside `checkpointing` gets all images, as of a memory in RAM.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import shutil
@@ -181,7 +182,7 @@ def _private(handle: int, size: int) -> mmap.mmap:
 
 
 def _bytes(leaf: Tensor) -> npt.NDArray[np.uint8]:
-    array: npt.NDArray[np.uint8] = leaf.contiguous().reshape(len(leaf), -1).view(torch.uint8).numpy()
+    array: npt.NDArray[np.uint8] = leaf.contiguous().reshape(len(leaf), math.prod(leaf.shape[1:])).view(torch.uint8).numpy()
     return array
 
 

@@ -161,7 +161,7 @@ def link_joint(runs: Sequence[Run]) -> None:
     """Let each run know the accuracies of the finished joint run on its stream, net and seed, if there is one among these."""
 
     def key(run: Run) -> tuple[Any, ...]:
-        return tuple(run.config.get(name) for name in ("stream", "net", "seed", "steps", "eval_images"))
+        return tuple(repr(run.config.get(name)) for name in ("stream", "net", "seed", "steps", "eval_images"))
 
     joint = {key(run): run for run in runs if run.finished and is_joint(run)}
     for run in runs:
