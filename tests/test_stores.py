@@ -230,9 +230,7 @@ def test_a_learner_on_disk_learns_what_one_in_ram_learns(method: str, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "method", ["agem", "ocm", "icarl", "gss", "aser", "co2l", "er() + mas()", "lpr(er())", "bic", "mose"]
-)
+@pytest.mark.parametrize("method", ["agem", "ocm", "icarl", "gss", "aser", "co2l", "er() + mas()", "lpr(er())", "bic", "mose"])
 def test_every_way_to_use_a_memory_takes_compressed_images(method: str) -> None:
     stream = toy_stream()
     options: dict[str, Any] = {"classes": 6, "shape": (1, 8, 8), "memory": 24, "device": "cpu"}
