@@ -289,7 +289,7 @@ STREAMS = [
         within(
             "evaluate",
             ("classes_of_task[tasks, seen[guess]]", "classes_of_task[tasks, guess]"),
-            ("seen[guessed[own]]", "guessed[own]"),
+            ("seen[guessed.get(own, labels)]", "guessed.get(own, labels)"),
         ),
         within("confused", ("np.stack([labels, predictions])", "np.stack([predictions, labels])")),
         within(
