@@ -18,6 +18,7 @@ from gracecl.lab.report.compare import Comparison, over_settings
 from gracecl.lab.report.figures import alike
 from gracecl.lab.report.groups import group_runs
 from gracecl.lab.report.select import select
+from gracecl.lab.report.terms import terms
 from run_folders import write_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -59,7 +60,11 @@ def test_methods_are_compared_on_the_seeds_they_share(root: Path, tmp_path: Path
     assert not (tmp_path / "ranks.png").exists(), "one setting has no ranks over settings"
     printed = capsys.readouterr().out
     assert found["sentence"] in printed
-    assert max(map(len, printed.split("mean ± sample")[0].splitlines())) <= 80
+    assert max(map(len, printed.split("Same stream")[0].splitlines())) <= 80
+    line = terms(group_runs(find_runs(root)))
+    assert "same seeds: no, n = 4 to 5; " in line
+    assert line in text
+    assert line in " ".join(printed.split())
 
 
 def test_folders_are_compared_too(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

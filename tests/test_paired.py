@@ -57,13 +57,14 @@ def test_a_study_compares_its_methods_with_the_control(made: Path) -> None:
     assert lines["er()"]["corrected"] >= lines["er()"]["difference"]["p"]
     text = (made / "readings.md").read_text(encoding="utf-8")
     assert "Against the control `mose()`" in text
+    assert text.split("Against the control")[1].count("Same stream: yes; same seeds: 0, 1, 2, n = 3; ") == 1
     assert (made / "readings.png").stat().st_size > 5000
 
 
 @pytest.mark.slow
 def test_two_seeds_have_no_interval(made: Path) -> None:
     runs = [run for run in find_runs(made) if run.config["seed"] < 2]
-    text = comparison.markdown(comparison.compare(runs, "mose()"), "mose()")
+    text = comparison.markdown(comparison.compare(runs, "mose()"), "mose()", runs)
     assert "2 seeds: no interval" in text
     assert " to " not in text.split("|---")[1]
 
@@ -82,8 +83,8 @@ def test_grace_is_compared_with_what_it_wraps_and_others_with_the_control(made: 
     without = [run for run in runs if run.config["method"] != "er(n_recall=32)"]
     [found] = comparison.compare(without, "mose()")
     assert found.comparison.other == "mose()"
-    assert f"`{names['sgd()']}` against `er(n_recall=32)` |" in comparison.markdown([alone], "mose()")
-    assert "against" not in comparison.markdown([found], "mose()")
+    assert f"`{names['sgd()']}` against `er(n_recall=32)` |" in comparison.markdown([alone], "mose()", runs)
+    assert "against" not in comparison.markdown([found], "mose()", without)
 
 
 @pytest.mark.slow

@@ -73,6 +73,7 @@ def test_ranks_and_agreement_of_two_protocols(tmp_path: Path) -> None:
     assert {file.name for file in tmp_path.iterdir()} == {"mine-ranks.png", "mine-ranks.pdf"}
     assert "| `e()` | 1 (9.0) | – |" in section.text
     assert "| class-incremental | 1.00 | 0.67 ± " in section.text
+    assert "- real-time: Same stream: yes; same seeds: 0, 1, 2, n = 3; " in section.text
     assert section.data["ranks"]["real-time"]["a()"] == 2
 
 

@@ -34,9 +34,10 @@ def compare(
     comparing.check_metric(metric)
     damaged: list[str] = []
     selections = select(names, runs, rule, damaged)
-    found = comparing.compare(comparing.against_first(selections), metric)
+    pairs = comparing.against_first(selections)
+    found, under = comparing.compare(pairs, metric), comparing.terms_of(pairs)
     over = comparing.over_settings([group for selection in selections for group in selection], metric)
-    for table in comparing.terminal_tables(found):
+    for table in comparing.terminal_tables(found, under):
         print_table(table)
     several = len({line.setting for line in found}) > 1
     for line in found:
@@ -44,6 +45,6 @@ def compare(
     if over is not None:
         print_out(comparing.ranks_sentence(*over, metric))
     if out is not None:
-        comparing.write(out, found, over)
+        comparing.write(out, found, under, over)
         print_out(f"{out / 'compare.md'}, compare.json and compare.png hold it")
     return print_damaged(list(dict.fromkeys(damaged)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from gracecl.lab.report.groups import SETTING, Group, setting_of
 from gracecl.lab.report.sheet import heading
 from gracecl.lab.report.table import NOTHING, Cell, Entry, Table, number
 from gracecl.lab.report.tables import BRIEF, DECIMALS, method_table, p_text, seeds_text, spread_text
+from gracecl.lab.report.terms import terms
 from gracecl.registry import nearest
 
 ENOUGH_FOR_RANKS = 6
@@ -103,6 +104,14 @@ def against_first(selections: Sequence[Sequence[Group]]) -> list[tuple[str, Grou
     return found
 
 
+def terms_of(pairs: Sequence[tuple[str, Group, Group]]) -> dict[str, str]:
+    """Return the line under the table of each setting: whether its methods were compared on equal terms."""
+    members: dict[str, dict[str, Group]] = {}
+    for setting, group, other in pairs:
+        members.setdefault(setting, {}).update({other.label: other, group.label: group})
+    return {setting: terms(list(groups.values())) for setting, groups in members.items()}
+
+
 def over_settings(groups: Sequence[Group], metric: str) -> tuple[list[str], Ranking] | None:
     """Rank the methods that every setting has; None with fewer than two settings or methods."""
     values: dict[str, dict[str, float]] = {}
@@ -132,12 +141,15 @@ def ranks_sentence(methods: Sequence[str], found: Ranking, metric: str) -> str:
     return f"{about} ranks that differ by less than {found.critical:.2f} cannot be told apart."
 
 
-def write(out: Path, found: Sequence[Comparison], over: tuple[list[str], Ranking] | None = None) -> None:
-    """Write compare.md, compare.json, compare.png, and ranks.png where methods were ranked over settings."""
+def write(out: Path, found: Sequence[Comparison], under: Mapping[str, str], over: tuple[list[str], Ranking] | None = None) -> None:
+    """Write compare.md, compare.json, compare.png, and ranks.png where methods were ranked over settings.
+
+    `under` is the line under each setting's table.
+    """
     out.mkdir(parents=True, exist_ok=True)
     metric = found[0].metric
     figures.differences(found, out / "compare.png", f"Against {' / '.join(dict.fromkeys(line.other for line in found))}")
-    parts = ["# Comparison on the same seeds", markdown(found), "![Differences with their intervals](compare.png)"]
+    parts = ["# Comparison on the same seeds", markdown(found, under), "![Differences with their intervals](compare.png)"]
     data: dict[str, Any] = {"metric": metric, "comparisons": [as_data(line) for line in found]}
     if over is not None:
         figures.critical_difference(*over, out / "ranks.png", metric)
@@ -147,8 +159,8 @@ def write(out: Path, found: Sequence[Comparison], over: tuple[list[str], Ranking
     write_json(out / "compare.json", data)
 
 
-def terminal_tables(found: Sequence[Comparison]) -> list[Table]:
-    """Return a table for each setting and reference method, at most 80 columns wide."""
+def terminal_tables(found: Sequence[Comparison], under: Mapping[str, str]) -> list[Table]:
+    """Return a table for each setting and reference method, at most 80 columns wide, with the setting's line under it."""
     chosen = list(dict.fromkeys((line.setting, line.other) for line in found))
     tables = []
     for setting, other in chosen:
@@ -156,12 +168,13 @@ def terminal_tables(found: Sequence[Comparison]) -> list[Table]:
         heads = ["method", "n", heading(here[0].metric), "Δ", "95 % interval", "p", "ranks", "d", "seeds"]
         rows = [[name, *entries] for name, _, *entries in _rows(here, BRIEF[here[0].metric])]
         title = f"against {other}" + (f"; {setting}" if setting else "")
-        tables.append(method_table(heads, rows, title, CAPTION if (setting, other) == chosen[-1] else ""))
+        notes = [under[setting], *([CAPTION] if (setting, other) == chosen[-1] else [])]
+        tables.append(method_table(heads, rows, title, " ".join(notes)))
     return tables
 
 
-def markdown(found: Sequence[Comparison]) -> str:
-    """Return the table, its reading in sentences, and notes."""
+def markdown(found: Sequence[Comparison], under: Mapping[str, str]) -> str:
+    """Return the table of each setting with its line under it, its reading in sentences, and notes."""
     metric = heading(found[0].metric)
     header = [
         "method",
@@ -178,13 +191,13 @@ def markdown(found: Sequence[Comparison]) -> str:
     parts = []
     for setting in dict.fromkeys(line.setting for line in found):
         here = [line for line in found if line.setting == setting]
-        table = Table(header, "ll" + "r" * (len(header) - 2), _rows(here, DECIMALS.get(metric, 2)), setting)
+        table = Table(header, "ll" + "r" * (len(header) - 2), _rows(here, DECIMALS.get(metric, 2)), setting, under[setting])
         parts += [table.to_markdown(), "\n".join(f"- {line.sentence}" for line in here)]
-    return "\n\n".join([*parts, CAPTION[:1].upper() + CAPTION[1:]])
+    return "\n\n".join([*parts, CAPTION])
 
 
 CAPTION = (
-    "mean ± sample std; difference on paired seeds with its 95 % Student-t interval; p of the paired t-test and, under ranks, of "
+    "Mean ± sample std; difference on paired seeds with its 95 % Student-t interval; p of the paired t-test and, under ranks, of "
     f"the exact signed-rank test, both after Holm's correction (ranks cannot reach 5 % with fewer than {ENOUGH_FOR_RANKS} seeds); "
     "d is the difference over its standard deviation; seeds needed to show the difference seen with 80 % power."
 )

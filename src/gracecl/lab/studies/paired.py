@@ -13,6 +13,7 @@ from gracecl.lab.report.compare import Comparison
 from gracecl.lab.report.groups import SETTING, Group, group_runs, options_that_vary, setting_of, told_apart
 from gracecl.lab.report.table import Cell, Entry, Table, number
 from gracecl.lab.report.tables import seeds_text
+from gracecl.lab.report.terms import terms
 from gracecl.lab.studies.results import Results, Section, needs_control
 from gracecl.registry import renderers
 
@@ -102,13 +103,13 @@ def against(comparison: Comparison, control: str) -> tuple[Cell, ...]:
     return () if comparison.other == control else (Cell("against"), Cell(comparison.other, code=True))
 
 
-def markdown(found: Sequence[PairedRow], control: str) -> str:
-    """Return the tables by setting, the largest difference first."""
-    tables = []
+def markdown(found: Sequence[PairedRow], control: str, runs: Sequence[Run]) -> str:
+    """Return the tables by setting, the largest difference first; `runs` are those they are of."""
+    tables, groups = [], settings(runs)
     for setting in dict.fromkeys(line.comparison.setting for line in found):
         here = [line for line in found if line.comparison.setting == setting]
         rows = [_row(line, control) for line in sorted(here, key=lambda line: -line.comparison.difference.mean)]
-        tables.append(Table(HEADS, "lrrlrrrlrrr", rows, setting).to_markdown(tight=True))
+        tables.append(Table(HEADS, "lrrlrrrlrrr", rows, setting, terms(groups[setting])).to_markdown(tight=True))
     return "\n\n".join(tables) + "\n"
 
 
@@ -147,7 +148,7 @@ def sections(results: Results) -> list[Section]:
     text = "\n\n".join(
         [
             f"## Against the control `{control}`, on the same seeds",
-            markdown(found, control),
+            markdown(found, control, results.runs),
             "Difference of the final accuracy under each method's own rule: mean over paired seeds, 95 % Student-t interval, p of "
             "the paired t-test, and after Holm's correction for all comparisons of this page, which decides what the table says. "
             "Images and seconds are the method's over the control's.",

@@ -10,8 +10,9 @@ from itertools import combinations
 from gracecl import streams
 from gracecl.functional.statistics import Summary, kendall, summarise
 from gracecl.lab.report import Run, figures
-from gracecl.lab.report.groups import value_of
+from gracecl.lab.report.groups import group_runs, value_of
 from gracecl.lab.report.table import Cell, Entry, Table, number
+from gracecl.lab.report.terms import terms
 from gracecl.lab.studies.results import Results, Section
 from gracecl.registry import renderers
 from gracecl.registry.spec import parse_call
@@ -108,6 +109,7 @@ def sections(results: Results) -> list[Section]:
             f"![Ranks of the methods under each protocol]({file})",
             _means(found, methods, ranks).to_markdown(tight=True),
             "Rank and final accuracy in percent, mean over seeds.",
+            _terms(results.runs),
             "### Kendall's τ between protocols",
             _agreements(found, taus, alone).to_markdown(tight=True),
             "1 is the same ranking, 0 none in common, −1 the reverse: the mean of one τ per seed, ± the half-width of its 95 % "
@@ -121,6 +123,14 @@ def sections(results: Results) -> list[Section]:
         "between_seeds": alone,
     }
     return [Section("rankings", text, data)]
+
+
+def _terms(runs: Sequence[Run]) -> str:
+    """Say for each protocol whether its methods were compared on equal terms."""
+    members: dict[str, list[Run]] = {}
+    for run in runs:
+        members.setdefault(name_of(run), []).append(run)
+    return "\n".join(f"- {name}: {terms(group_runs(of_protocol))}" for name, of_protocol in members.items())
 
 
 def _means(found: Sequence[Protocol], methods: Sequence[str], ranks: dict[str, list[float]]) -> Table:
