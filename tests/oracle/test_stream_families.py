@@ -18,6 +18,7 @@ from gracecl import registry, rng, streams
 from gracecl.core import NO_TASK
 from gracecl.data import Data, from_arrays
 from gracecl.data.dataset import channel_statistics
+from gracecl.data.locations import placed
 from gracecl.errors import UserError
 from gracecl.registry.spec import Call
 from gracecl.streams import Family, Stream
@@ -723,10 +724,25 @@ def test_families_of_own_data(options: dict[str, Any], says: str) -> None:
 
 def test_paths_inside_compositions_are_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "pictures").mkdir()
     whole = streams.from_anywhere("noisy(split-folder(path='pictures', size = 32), 0.2)")
     assert whole == f"noisy(split-folder(path='{tmp_path}/pictures', size=32), 0.2)"
     assert streams.from_anywhere(whole) == whole
     assert streams.from_anywhere("noisy( split-digits(), 0.2)") == "noisy( split-digits(), 0.2)"
+    below_data = "noisy(split-folder(path='birds', size=32), 0.2)"
+    assert streams.from_anywhere(below_data) == below_data, "it means the same on every machine"
+
+
+def test_paths_lead_from_the_working_folder_or_else_from_that_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, data = tmp_path / "here", tmp_path / "data"
+    (here / "both").mkdir(parents=True)
+    for name in ("both", "below"):
+        (data / name).mkdir(parents=True)
+    monkeypatch.chdir(here)
+    assert placed("both", data) == here / "both"
+    assert placed("below", data) == data / "below"
+    assert placed("nowhere", data) == here / "nowhere", "so that an error names the place that its reader has in mind"
+    assert placed(data / "both", here) == data / "both"
 
 
 def test_a_family_of_ones_own_is_wrapped_too() -> None:

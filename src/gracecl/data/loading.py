@@ -19,7 +19,7 @@ from gracecl.data.domains import domains_of, from_domain_folders
 from gracecl.data.download import fetch_source
 from gracecl.data.features import from_features
 from gracecl.data.folder import from_folder
-from gracecl.data.locations import cache_folder, data_root
+from gracecl.data.locations import cache_folder, data_root, placed
 from gracecl.data.shards import damaged_shards, from_shards, is_packed
 from gracecl.data.source import Source
 from gracecl.data.unread import Unread
@@ -46,24 +46,25 @@ def load(
     """A data set by name (`gracecl list datasets`), `folder:PATH` for a folder of images, `domains:PATH` for one per domain, or
     `shards:PATH` for what `pack` made, `features:PATH` for a file of features.
 
-    It is looked for in `root`, else $GRACECL_DATA, else the user's cache. `classes` ("0-19", "0,3,7" or numbers) picks classes
-    and numbers them anew in the order given; a selection is held in memory, unless it is of shards. `size` asks for another,
-    square resolution. Arrays above `mmap_bytes` (else $GRACECL_MMAP_BYTES, else 1 GB) are memory-mapped. `tasks` stays the
-    usual number even if it does not divide the classes picked; a stream then asks for another.
+    It is looked for in `root`, else $GRACECL_DATA, else the user's cache; so is a PATH that the working folder does not have.
+    `classes` ("0-19", "0,3,7" or numbers) picks classes and numbers them anew in the order given; a selection is held in memory,
+    unless it is of shards. `size` asks for another, square resolution. Arrays above `mmap_bytes` (else $GRACECL_MMAP_BYTES, else
+    1 GB) are memory-mapped. `tasks` stays the usual number even if it does not divide the classes picked; a stream then asks for
+    another.
     """
     _check_size(size)
     if name.startswith(FEATURES):
         if size is not None:
             raise UserError("size= is that of images, and features have none; leave it out, or compute features at another size")
-        data = from_features(name.removeprefix(FEATURES))
+        data = from_features(placed(name.removeprefix(FEATURES), root))
     elif name.startswith(FOLDER):
-        data = from_folder(name.removeprefix(FOLDER), root=root, size=size, mmap_bytes=mmap_bytes)
+        data = from_folder(placed(name.removeprefix(FOLDER), root), root=root, size=size, mmap_bytes=mmap_bytes)
     elif name.startswith(DOMAINS):
-        data = from_domain_folders(name.removeprefix(DOMAINS), size=size, root=root)
+        data = from_domain_folders(placed(name.removeprefix(DOMAINS), root), size=size, root=root)
     elif name.startswith(SHARDS):
         if size is not None:
             raise UserError("shards hold images of one size; give --size when they are packed, and leave it out here")
-        data = from_shards(name.removeprefix(SHARDS))
+        data = from_shards(placed(name.removeprefix(SHARDS), root))
     else:
         known = datasets.get(name)
         place = data_root(root)

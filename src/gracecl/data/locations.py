@@ -26,6 +26,19 @@ def data_root(root: str | Path | None = None) -> Path:
     return without_nul(chosen).expanduser().resolve()
 
 
+def only_below_data(path: str | Path) -> bool:
+    """Whether a path means one below the data's folder: it is relative, and the working folder has no such file."""
+    place = without_nul(path).expanduser()
+    return not place.is_absolute() and not place.exists()
+
+
+def placed(path: str | Path, root: str | Path | None = None) -> Path:
+    """Return where a path leads: from the working folder, else from that of the data, so that it is the same on all machines."""
+    place = without_nul(path).expanduser()
+    below = data_root(root) / place
+    return below if only_below_data(place) and below.exists() else place.resolve()
+
+
 def cache_folder(root: Path) -> Path:
     """Return a folder beside the data if it is writable, so that all users of the data share it; else the user's
     own.

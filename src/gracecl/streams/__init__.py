@@ -21,6 +21,7 @@ from gracecl.core import NO_TASK, Ints, StreamBatch
 from gracecl.data import Data
 from gracecl.data.domains import domains_of
 from gracecl.data.loading import DOMAINS, FEATURES, FOLDER, PLACES, SHARDS
+from gracecl.data.locations import only_below_data
 from gracecl.errors import UserError
 from gracecl.files import as_path
 from gracecl.inputs import Batched
@@ -321,7 +322,7 @@ def is_wrapper(family: str) -> bool:
 
 
 def from_anywhere(expression: str) -> str:
-    """The same stream whatever the working folder is: the paths of files and folders are written out."""
+    """The same stream whatever the working folder is: paths from there are written out, those below the data's folder stay."""
     call = spec.parse_call(expression)
     return _with_whole_paths(call, expression[: expression.index("(")]) if _names_a_path(call) else expression
 
@@ -333,12 +334,17 @@ def _names_a_path(call: spec.Call) -> bool:
 
 
 def _with_whole_paths(call: spec.Call, name: str) -> str:
-    """The call as an expression, with every path in it absolute."""
+    """The call as an expression, with every path in it absolute that starts in the working folder."""
     values = [
         _with_whole_paths(value, value.name.replace("_", "-")) if isinstance(value, spec.Call) else repr(value)
         for value in call.args
     ]
-    paths = {name: str(Path(call.kwargs[name]).expanduser().resolve()) for name in PATHS if isinstance(call.kwargs.get(name), str)}
+    given = {name: call.kwargs[name] for name in PATHS if isinstance(call.kwargs.get(name), str)}
+    paths = {
+        name: str(Path(path).expanduser().resolve())
+        for name, path in given.items()
+        if not (name == "path" and only_below_data(path))
+    }
     options = [f"{option}={value!r}" for option, value in (call.kwargs | paths).items()]
     return f"{name}({', '.join([*values, *options])})"
 
