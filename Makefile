@@ -7,7 +7,7 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true # some packa
 # Two test processes with one thread each are faster here than one with two.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: install demo test formats test-all test-browser mutants bench check fix dist clean
+.PHONY: install demo test formats test-all test-exhaustive test-browser mutants bench check fix dist clean
 
 install: $(VENV)/.installed
 
@@ -22,7 +22,7 @@ demo: install  ## train er, mose and grace on the embedded digits, print a table
 	$(BIN)/gracecl run er mose grace --stream split-digits --memory 100 --net "resnet18(width=6)" --seeds 0-1 --eval-every 15 --out runs/demo
 
 test: install  ## the tests to run while working: four minutes on two cores
-	$(TEST) -m "not slow and not browser"
+	$(TEST) -m "not slow and not exhaustive and not browser"
 
 $(VENV)/.formats: $(VENV)/.installed  # what only some tests need, so that a demo need not wait for it
 	$(PIP_INSTALL) -c constraints.txt -e ".[formats]"
@@ -31,8 +31,11 @@ $(VENV)/.formats: $(VENV)/.installed  # what only some tests need, so that a dem
 
 formats: $(VENV)/.formats
 
-test-all: formats  ## all tests but those of make test-browser
-	$(TEST) -m "not browser"
+test-all: formats  ## what must pass before a change lands, but for the browser's tests
+	$(TEST) -m "not exhaustive and not browser"
+
+test-exhaustive: formats  ## before a release: every pair of methods, every bit, every law around every method; a quarter of an hour
+	$(TEST) -m exhaustive
 
 test-browser: install  ## the report's page in a real browser; installs Debian's chromium where there is none
 	command -v chromium > /dev/null || { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium > /dev/null; }

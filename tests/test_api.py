@@ -243,6 +243,7 @@ def test_a_mistake_in_a_stream_is_one_sentence(source: Any, options: dict[str, A
 # A learner and a whole stream.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["grace", "joint", "gdumb(epochs=1)", "lucir"])
 def test_a_fitted_learner_is_what_a_run_makes(method: str, digits: Stream) -> None:
     found = gracecl.run(method, **SMALL)

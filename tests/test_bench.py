@@ -90,6 +90,7 @@ def test_scenes_are_in_the_middle_of_their_stream(method: str, images: int) -> N
     assert scene.images_per_step() == images
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "forward", "backward", "updates"),
     [

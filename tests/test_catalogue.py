@@ -128,6 +128,7 @@ def test_what_a_method_does_without_task_marks(name: str) -> None:
         assert not same
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FACTS)
 def test_what_a_method_keeps_and_costs(name: str) -> None:
     facts = FACTS[name]

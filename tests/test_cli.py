@@ -402,6 +402,7 @@ def test_a_user_s_method_is_listed_beside_the_others(plugin: Path) -> None:
     assert re.search(r"^er ", out, flags=re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_an_edited_plugin_makes_another_run_and_does_not_continue_the_old_one(plugin: Path, tmp_path: Path) -> None:
     """The same command after an edit gives the new code's numbers; a run that had begun says that its code is gone."""
     options = {"plugin": str(plugin), "checkpoint_every": "1"}

@@ -72,6 +72,7 @@ def test_no_two_entries_of_a_method_list_the_same_size(name: str, stream: str) -
         assert len(listed) == 1 or None not in sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "stream"), ABOUT)
 @pytest.mark.parametrize("memory", [200, 1000, 10_000])
 def test_every_method_resolves_to_itself_with_other_values(name: str, stream: str, memory: int) -> None:

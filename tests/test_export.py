@@ -170,7 +170,14 @@ def test_files_that_hold_no_results(tmp_path: Path, capsys: pytest.CaptureFixtur
 # --- models
 
 
-@pytest.fixture(scope="module", params=["er() on mlp(width=8)", "grace(mose()) on resnet18(width=4)"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "er() on mlp(width=8)",
+        "grace(mose()) on mlp(width=8)",
+        pytest.param("grace(mose()) on resnet18(width=4)", marks=pytest.mark.exhaustive),
+    ],
+)
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run that predicts by its head, and one by class means over taps."""
     out = tmp_path_factory.mktemp("trained")

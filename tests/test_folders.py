@@ -60,6 +60,7 @@ def copy(name: str, source: Path, to: Path) -> None:
     shutil.copyfile(source / name, to / name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "files"),
     [
@@ -212,6 +213,7 @@ def test_a_run_that_is_just_beginning_is_not_taken_for_one_that_lost_its_configu
     assert gracecl("report", out).code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [None, b"", b"{", b"{}", DEEP.encode()], ids=["gone", "empty", "cut", "other", "deep"])
 def test_keep_names_a_finished_run_without_its_summary(content: bytes | None, out: Path, tmp_path: Path) -> None:
     file = run_of(out, "er", 1) / "summary.json"
@@ -232,6 +234,7 @@ def test_keep_leaves_out_a_run_that_is_not_finished(tmp_path: Path) -> None:
     assert (len(kept), damaged) == (1, [])
 
 
+@pytest.mark.slow
 def test_a_study_names_its_runs_that_cannot_be_read(tmp_path: Path) -> None:
     seeds = ["--seeds", "0-2", "--jobs", "1", "--threads", "1"]
     command = ["study", "mini", "--quick", "--methods", "sgd()", *seeds, "--out", tmp_path]

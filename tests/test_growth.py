@@ -49,6 +49,7 @@ def test_learners_of_several_parts(method: str, met_only: bool) -> None:
     assert minds_a_larger_head(method) != met_only
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [method for method in LEARNERS if not parse_method(method).chain.traits.met_only])
 def test_methods_of_this_library_say_if_they_do_not_mind_a_larger_head(method: str) -> None:
     assert minds_a_larger_head(method)

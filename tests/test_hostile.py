@@ -42,6 +42,7 @@ def sentence(*arguments: str | Path) -> str:
     return err.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
@@ -303,7 +304,7 @@ def test_a_learner_s_file_with_any_part_changed_is_loaded_or_refused_in_a_senten
     assert all(str(file) in text for text in said)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_s_checkpoint_with_any_part_changed_is_taken_or_refused_in_a_sentence(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,7 +126,7 @@ MORE = [5, -5, 10**400, True, None, [], [1, [2]], {}, {"a": {"b": "$x_$"}}, "$x_
 KEYS = ["net", "commit", "classes", "layers", "optimizer", "plugin_code", "versions", "$x_$", ""]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_names_are_text_in_every_picture_and_table(tmp_path: Path) -> None:
     results = [RESULT | {"method": f"{name} {place}", "seconds": 10.0**place} for place, name in enumerate(NAMES)]
     results += [RESULT | {"method": f"with {place}", **dict.fromkeys(KEYS, value)} for place, value in enumerate(MORE)]

@@ -296,9 +296,12 @@ def test_committed_metrics_follow_from_what_is_committed_for_a_run_of_each_study
         check_numbers(lines_in(file)[0])
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=[pytest.mark.slow] if place else [], id=page.stem) for place, page in enumerate(PAGES)]
-)
+def when(place: int) -> list[Any]:
+    """The smallest page is part of `make test`, two more of `make test-all`."""
+    return [] if place == 0 else [pytest.mark.slow if place < 3 else pytest.mark.exhaustive]
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, marks=when(place), id=page.stem) for place, page in enumerate(PAGES)])
 def test_committed_pages_follow_from_committed_runs(page: Path, tmp_path: Path) -> None:
     committed = json.loads(page.read_text())
     assert call([*shlex.split(committed["command"])[1:], "--as-is", "--out", str(tmp_path)]) == 0

@@ -511,6 +511,7 @@ print(codes)
 """
 
 
+@pytest.mark.slow
 def test_forked_children_have_the_learner_between_two_calls(tmp_path):
     """Another thread of the parent learns meanwhile; its lock is no child's."""
     done = python(["-c", FORK], tmp_path, os.environ | {"OMP_NUM_THREADS": "1"})

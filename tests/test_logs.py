@@ -57,6 +57,7 @@ def test_names_of_what_is_logged() -> None:
     assert logs.scalars_of({"kind": "task", "step": 3}) == {}
 
 
+@pytest.mark.slow
 def test_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     run = run_logged(tmp_path, "tensorboard")

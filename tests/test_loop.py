@@ -233,6 +233,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("at", "event", "how"), [(2, "on_step", "run"), (5, "on_task_end", "resume"), (8, "on_evaluation", "run")])
 def test_a_run_that_a_callback_stopped_says_so_and_continues(at: int, event: str, how: str, whole: Path, tmp_path: Path) -> None:
     found = gracecl.run("er", out=tmp_path, callbacks=[StopAt(at, event)], **RUN)

@@ -51,7 +51,7 @@ def test_mutants_do_not_depend_on_layout_or_on_the_order_of_definitions(texts: d
         mutant.place(trees[mutant.file])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_mutant_is_other_python(texts: dict[str, str]) -> None:
     without = {file: ast.unparse(ast.parse(text)) for file, text in texts.items()}
     for mutant in MUTANTS:

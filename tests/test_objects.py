@@ -425,6 +425,7 @@ def test_a_change_that_is_meant_is_accepted(tmp_path: Path) -> None:
     Learner.load(tmp_path / "it", **given | {"method": Doubled(n_recall=5), "net": Features()})
 
 
+@pytest.mark.slow
 def test_a_run_of_objects_is_continued_from_python_alone(tmp_path: Path) -> None:
     class StopAt(Callback):
         def on_step(self, state: TrainingState) -> None:

@@ -54,6 +54,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_report_is_written_whatever_becomes_of_the_streams(setting: str, runs: Path, tmp_path: Path) -> None:
     said = report_after(SETTINGS[setting], runs, tmp_path)
@@ -70,8 +71,13 @@ def test_output_that_does_not_fit_is_told_of_after_the_work(runs: Path, tmp_path
     assert {path.name for path in (tmp_path / "report").iterdir()} >= WRITTEN
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ending", ["2>&-", ">&-", "| head -1 && exit ${PIPESTATUS[0]}", "2>&- >&- <&-"])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        *(pytest.param(ending, marks=pytest.mark.exhaustive) for ending in ("2>&-", ">&-", "| head -1 && exit ${PIPESTATUS[0]}")),
+        pytest.param("2>&- >&- <&-", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_in_a_shell(ending: str, tmp_path: Path) -> None:
     words = " ".join(f"'{word}'" for word in (*SMALL, "--out", str(tmp_path / "out")))
     command = f"'{sys.executable}' -c 'from gracecl.lab.cli import main; main()' run er {words} {ending}"
@@ -195,7 +201,7 @@ def test_the_buffers_size_of_other_libraries_is_the_memory() -> None:
 # Python and memory
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_docstrings_the_command_works(tmp_path: Path) -> None:
     def under_oo(*words: str) -> str:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(OF_THIS_CHECKOUT), "PYTHONOPTIMIZE": "2", "COLUMNS": "200"}

@@ -142,7 +142,7 @@ def test_readings_are_confirmed_on_other_classes() -> None:
     assert chosen == {run.config.method for run in study.plan(seeds=[11])}, "the others end before"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_plan_counts_what_is_left(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["study", "readings", "--quick", "--methods", "sgd()", "er()", "--seeds", "0-3", "--jobs", "1", "--dry-run"]
     assert cli.call([*words, "--out", str(made)]) == 0
@@ -152,7 +152,7 @@ def test_a_plan_counts_what_is_left(made: Path, tmp_path: Path, capsys: pytest.C
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_estimate_is_of_the_second_task() -> None:
     [run] = read("readings", quick=True).plan(["mose()"], [0])
     [found] = plan.estimates([Work.new(run.config, Path("nowhere"))])

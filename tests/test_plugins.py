@@ -76,6 +76,7 @@ def begun(work: Work) -> str:
 # Which code a run executes.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_runs_of_two_files_that_register_one_name_end_each_with_its_own_code(
     jobs: str, pair: tuple[Path, Path], tmp_path: Path
@@ -102,6 +103,7 @@ def test_helpers_of_one_name_beside_two_plugins_are_each_its_own(tmp_path: Path)
     assert found == [wanted[0], wanted[1], wanted[0]]
 
 
+@pytest.mark.slow
 def test_what_a_plugin_registered_is_not_known_after_its_run(pair: tuple[Path, Path], tmp_path: Path) -> None:
     before = methods.names()
     with in_use([str(pair[0])]):
@@ -126,6 +128,7 @@ def test_what_the_program_itself_registers_stays(pair: tuple[Path, Path], monkey
         assert methods.get("mine") is methods.get("er")
 
 
+@pytest.mark.slow
 def test_a_module_by_name_is_executed_anew_when_its_code_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("sys.dont_write_bytecode", True)
@@ -154,6 +157,7 @@ def test_plugins_are_named_after_one_option(pair: tuple[Path, Path], tmp_path: P
     assert "--plugin is given 2 times; give it once, with all its values after it" in said.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["twice", "builtin"])
 def test_two_plugins_that_register_one_name_are_refused(kind: str, name: str, tmp_path: Path) -> None:
@@ -179,6 +183,7 @@ def evil(tmp_path: Path, name: str = "evil.py") -> tuple[Path, Path]:
     return written(tmp_path / name, f"open({str(trace)!r}, 'w').close()\n"), trace
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["resume", "export", "theory"])
 @pytest.mark.parametrize("began_with", ["nothing", "a plugin"])
 def test_code_that_a_run_did_not_name_is_not_executed(verb: str, began_with: str, pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -232,6 +237,7 @@ def late(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     return written(tmp_path / "mine.py", text), helper, request.param == "in a function"
 
 
+@pytest.mark.slow
 def test_a_helper_that_is_loaded_when_the_run_has_begun_belongs_to_it(late: tuple[Path, Path, bool], tmp_path: Path) -> None:
     plugin, helper, is_seen = late
     work_of(plugin, tmp_path / "whole").run()
@@ -295,6 +301,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return work_of(plugin, folder / "out", **own, snapshots=True, steps=16).run()
 
 
+@pytest.mark.slow
 def test_a_run_with_plugins_can_be_exported(finished: Path, tmp_path: Path) -> None:
     said = gracecl("export", finished, tmp_path / "model.safetensors")
     assert said.code == 0, said.err

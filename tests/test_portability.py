@@ -48,6 +48,7 @@ def on_it(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
+@pytest.mark.slow
 def test_a_learner_works_without_posix(tmp_path: Path) -> None:
     done = on_it(LEARN, str(tmp_path))
     assert done.returncode == 0, done.stderr

@@ -73,6 +73,7 @@ HALVES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "method", "net", "steps"), HALVES)
 def test_half_precision_stays_finite_on_a_cpu_and_resumes_exactly(
     precision: str, method: str, net: str, steps: int, tmp_path: Path

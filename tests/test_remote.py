@@ -94,6 +94,7 @@ def test_a_path_is_a_url_also_where_two_slashes_became_one() -> None:
     assert remote.url_of(Path("runs")) is None
 
 
+@pytest.mark.slow
 def test_another_machine_continues_from_what_was_uploaded(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first machine saves after step 7, and dies later without an upload; the second repeats nothing before step 7."""
     work = interrupted(store, 7)

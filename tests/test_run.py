@@ -469,6 +469,7 @@ def test_whatever_a_killed_process_half_wrote_is_written_again(tail: bytes, copy
     assert not list(copy.glob("*.part")), "what the killed process left is still there"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [None, 0, 1, 0.5, -1], ids=["deleted", "emptied", "a byte", "half", "all but a byte"])
 def test_a_record_that_lacks_what_its_checkpoint_counts_on_is_refused(kept: float | None, copy: Path, longer: Path) -> None:
     """Resuming would end with results of half the evidence. With the record back in its place the run goes on."""
@@ -754,6 +755,7 @@ def test_keep_compare_and_export_name_a_damaged_run_and_go_on_with_the_others(co
     assert "Nothing can be said about `grace(mose())` and `er()` from 1 seed" in said.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "{", "{}", "null"])
 def test_a_run_without_a_whole_summary_is_not_finished(text: str, short: tuple[Path, Said], tmp_path: Path) -> None:
     """As a power cut may leave it; resume makes the summary again, to the byte."""

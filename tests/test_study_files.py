@@ -43,7 +43,7 @@ def write(folder: Path, text: str, name: str = "mine.toml") -> Path:
 # Those of the package.
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_paper_s_tables_have_every_scale() -> None:
     own = {"mini", "readings", "regimes", "record", "feedback", "protocols", "unmarked"}
     assert {name for name, scale in EVERY if scale == "full"} == set(names()) - own - {"protocol", "pretrained"}
@@ -222,6 +222,7 @@ memory = 20
 """
 
 
+@pytest.mark.slow
 def test_a_finished_run_of_another_study_is_not_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = (
         write(tmp_path, SMALL, "first.toml"),

@@ -567,6 +567,7 @@ def test_snapshots_change_neither_the_place_nor_any_result_of_a_run(finished: Pa
     assert (finished / "metrics.jsonl").read_bytes().startswith(record)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_snapshots_to_the_byte(finished: Path, tmp_path: Path) -> None:
     """Stopped in the middle of a task and at the very end of one; what the last checkpoint lost is written again, the same."""
     config = Work.begun(finished).config

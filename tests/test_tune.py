@@ -91,6 +91,7 @@ def test_the_best_trial_is_written_with_where_it_comes_from(searched: Path) -> N
         assert run.config["stream"] == about["data"]["stream"]
 
 
+@pytest.mark.slow
 def test_a_run_reads_the_file(searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command that a finished search prints."""
     assert tune(searched, "--trials", "2") == 0, "nothing is left to do"

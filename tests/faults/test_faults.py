@@ -36,6 +36,7 @@ HEADER_FLIPS = st.builds(header_flipped, st.integers(0, 1 << 30), st.integers(0,
 TRIES = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.exhaustive
 def test_a_process_that_is_killed_at_any_call_that_writes(made: Machine, count: Count) -> None:
     for number, outcome in enumerate(kills(made, EVERY), start=1):
         count("kill -9 at a writing call", outcome)
@@ -69,6 +70,7 @@ def test_a_damaged_file_of_a_run(what: Literal["resume", "report"], name: str, d
     check()
 
 
+@pytest.mark.exhaustive
 def test_a_flipped_bit_in_the_header_of_a_checkpoint(damaged: Damaged, count: Count) -> None:
     @settings(TRIES, max_examples=200)
     @given(HEADER_FLIPS)

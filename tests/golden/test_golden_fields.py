@@ -55,7 +55,7 @@ print(json.dumps({"code": int(code), "read": {name: sorted(fields) for name, fie
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_stored_array_is_read_or_listed() -> None:
     words = [sys.executable, "-c", NOTING, str(HERE), str(Path(__file__))]
     told = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()[-1])

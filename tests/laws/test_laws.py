@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from torch import Tensor, nn
@@ -79,20 +80,19 @@ def own_cnn(shape: tuple[int, int, int], taps: int, at_most: bool) -> Backbone:
     return ModuleBackbone(nn.Sequential(*blocks), None, taps, at_most, (1, *shape))
 
 
-def in_short(expression: str, law: str) -> bool:
-    """Whether a case is part of `make test`: every method alone, and around each of them what GRACE's own code can break."""
-    return (
-        expression not in IN_GRACE or expression in STANDING_FOR_ALL or law in ("losses_are_pure", "rows_are_per_layer_and_finite")
-    )
+def when(expression: str, law: str) -> Any:
+    """`make test` has all laws of a few methods and a short law of each, `make test-all` all laws of all methods and those that
+    GRACE's own code can break around each.
+    """
+    if expression in STANDING_FOR_ALL or law == "losses_are_pure":
+        return ()
+    short = expression not in IN_GRACE or law == "rows_are_per_layer_and_finite"
+    return pytest.mark.slow if short else pytest.mark.exhaustive
 
 
 @pytest.mark.parametrize(
     ("expression", "law"),
-    [
-        pytest.param(expression, law, marks=() if in_short(expression, law) else pytest.mark.slow)
-        for expression in EXPRESSIONS
-        for law in METHOD_LAWS
-    ],
+    [pytest.param(expression, law, marks=when(expression, law)) for expression in EXPRESSIONS for law in METHOD_LAWS],
 )
 def test_method(expression: str, law: str) -> None:
     METHOD_LAWS[law](expression)
@@ -108,7 +108,7 @@ def test_targets_are_named_after_their_method(expression: str) -> None:
         assert {target.split("/")[0] for target in batch.targets} <= own
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [name for name in methods.names() if issubclass(methods.get(name), (Wrapper, Addition))])
 def test_every_pair_learns_two_tasks_or_is_refused(name: str) -> None:
     """Wrappers around each method, additions to each: nothing but a sentence of ours may stop them."""
@@ -133,7 +133,7 @@ def test_sum(expression: str, law: str) -> None:
 @pytest.mark.parametrize(
     ("expression", "net"),
     [
-        pytest.param(expression, net, marks=() if expression in STANDING_FOR_ALL else pytest.mark.slow)
+        pytest.param(expression, net, marks=() if expression in STANDING_FOR_ALL else pytest.mark.exhaustive)
         for expression, net in ON_NETS
     ],
 )
@@ -145,7 +145,7 @@ def test_resumes_exactly_on_every_kind_of_net(expression: str, net: str) -> None
 @pytest.mark.parametrize(
     "law",
     ["losses_are_pure", "expression_comes_back"]
-    + [pytest.param(law, marks=pytest.mark.slow) for law in ("rows_are_per_layer_and_finite", "resumes_exactly")],
+    + [pytest.param(law, marks=pytest.mark.exhaustive) for law in ("rows_are_per_layer_and_finite", "resumes_exactly")],
 )
 @pytest.mark.parametrize("expression", READINGS)
 def test_reading_of_grace(expression: str, law: str) -> None:

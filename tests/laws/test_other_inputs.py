@@ -56,14 +56,14 @@ ALWAYS = {
     "vectors": ("classes_may_arrive",),
     "parts": ("class_numbers_do_not_matter", "learns_single_images_and_single_classes", "classes_may_arrive"),
 }
-"""laws in `make test`, beside a short one of exact resume"""
+"""laws in `make test-all`, beside a short one of exact resume in `make test`"""
 CASES = [*((method, "vectors") for method in ON_VECTORS), *((method, "parts") for method in ON_PARTS)]
 
 
 @pytest.mark.parametrize(
     ("method", "kind", "law"),
     [
-        pytest.param(method, kind, law, marks=() if law in ALWAYS[kind] else pytest.mark.slow)
+        pytest.param(method, kind, law, marks=pytest.mark.slow if law in ALWAYS[kind] else pytest.mark.exhaustive)
         for method, kind in CASES
         for law in METHOD_LAWS
     ],

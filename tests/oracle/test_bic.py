@@ -346,6 +346,7 @@ def test_several_epochs_never_train_on_a_validation_image() -> None:
 # Checkpoints.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [3, PER_TASK, 2 * PER_TASK - 1, 2 * PER_TASK, 2 * PER_TASK + 1, 3 * PER_TASK])
 @pytest.mark.parametrize("method", ["bic(n_recall=20)", "grace(bic(n_recall=20))"])
 def test_resumes_exactly_with_corrections(at: int, method: str, tmp_path: Path) -> None:

@@ -345,6 +345,7 @@ def lines(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["gdumb(epochs=5)", "grace(gdumb(epochs=5))"])
 def test_a_run_stopped_in_the_middle_of_a_fit_ends_with_the_same_bits(method: str, tmp_path: Path) -> None:
     whole = run(config(method), tmp_path / "whole")

@@ -89,6 +89,7 @@ def biased_reservoirs(repeats: int, size: int, offered: int, below: Callable[[in
     return kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 4, 20])
 def test_every_image_is_kept_equally_often(batch: int) -> None:
     """Inclusion counts of N = 20 images in M = 5 slots over many streams, whatever the batch size."""

@@ -324,6 +324,7 @@ def test_a_method_s_own_optimizer_gets_what_learns() -> None:
 # Checkpoints, and expressions that make no sense.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "net",
     [
