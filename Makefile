@@ -7,7 +7,7 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true # some packa
 # Two test processes with one thread each are faster here than one with two.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: install demo test formats test-all test-exhaustive test-browser mutants bench check fix dist clean
+.PHONY: install demo test formats test-all test-exhaustive test-browser docs mutants bench check fix dist clean
 
 install: $(VENV)/.installed
 
@@ -42,6 +42,10 @@ test-browser: install  ## the report's page in a real browser; installs Debian's
 	$(BIN)/python -c "import playwright" 2> /dev/null || $(PIP_INSTALL) -c constraints.txt -e ".[browser]"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser tests/test_browser.py
 
+docs: install  ## the manual, into docs/_build/html; warnings are errors; NOTEBOOKS=off shows tutorials without their output
+	$(BIN)/python -c "import sphinx, furo, myst_nb" 2> /dev/null || $(PIP_INSTALL) -c constraints.txt -e ".[docs]"
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -q -W --keep-going -c docs $(if $(NOTEBOOKS),-D nb_execution_mode=$(NOTEBOOKS)) . docs/_build/html
+
 mutants: install  ## single errors in a copy of the source, one for every equation at least: a test must find each; ONLY=methods/er.py or CHANGED=main for some of them
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants $(ONLY) $(if $(CHANGED),--changed $(CHANGED))
 
@@ -50,14 +54,14 @@ bench: install  ## ratios of what gracecl costs, into runs/bench.json; half an h
 	$(BIN)/python -m benchmarks $(PARTS) --json runs/bench.json
 
 check: install  ## formatting, style, types, import order
-	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks docs/conf.py docs/manual
+	$(BIN)/ruff check src tests benchmarks docs/conf.py docs/manual
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 fix: install  ## format and mend what can be mended automatically
-	$(BIN)/ruff format src tests benchmarks
-	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks docs/conf.py docs/manual
+	$(BIN)/ruff check --fix src tests benchmarks docs/conf.py docs/manual
 
 dist: install  ## source archive and wheel, into dist/
 	$(BIN)/python -m build --no-isolation

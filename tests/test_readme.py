@@ -1,4 +1,4 @@
-"""Every command and every program in the README runs."""
+"""Every command and every program in the README and in the manual runs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,25 @@ import warm
 from data import layouts
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
-COMMANDS = [line for kind, block in BLOCKS if kind == "bash" for line in block.splitlines() if line]
-PROGRAMS = [block for kind, block in BLOCKS if kind == "python"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += [page for folder in ("start", "reference", "tutorials") for page in sorted((ROOT / "docs" / folder).glob("*.md"))]
+NEED_FILES = {"features.md", "large_data.md", "reports.md", "studies.md"}
+"""whose code is about files that are not there: data/test_features, data/test_shards, test_export and test_study_files have some"""
+EXTRAS = {"interfaces.md": "river", "pretrained.md": "efficientnet_lite_pytorch", "table_with_statistics.md": "pandas"}
+"""pages whose code needs a package that not everybody has"""
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """The kind and the text of a page's blocks of code. The cells of a notebook are one program."""
+    text = page.read_text(encoding="utf-8")
+    found = re.findall(r"^```(\w+|\{code-cell\})\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    cells = "\n".join(block for kind, block in found if kind == "{code-cell}")
+    return [(kind, block) for kind, block in found if kind != "{code-cell}"] + ([("python", cells)] if cells else [])
+
+
+BLOCKS = [(page.name, kind, block) for page in PAGES if page.name not in NEED_FILES for kind, block in blocks(page)]
+COMMANDS = list(dict.fromkeys(line for _, kind, block in BLOCKS if kind == "bash" for line in block.splitlines() if line))
+PROGRAMS = [pytest.param(page, block, id=f"{page}-{place}") for place, (page, kind, block) in enumerate(BLOCKS) if kind == "python"]
 
 
 def made_by(command: str) -> list[str]:
@@ -76,7 +91,7 @@ def check_command(command: str, workplace: Path) -> None:
         return
     if arguments[0] == "theory":
         arguments += ["--draws", "2", "--points", "3", "--images", "20"]
-    if arguments[0] == "run" and "--steps" not in arguments:
+    if arguments[0] == "run" and "split-cifar100" in arguments:
         arguments = [word.replace("width=64", "width=8") for word in arguments] + ["--steps", "2", "--seeds", "0"]
     if arguments[0] in ("run", "study"):
         arguments += ["--jobs", "1"]  # each of several processes would load everything anew
@@ -95,8 +110,10 @@ def python(arguments: list[str], workplace: Path) -> subprocess.CompletedProcess
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_program(program: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("page", "program"), PROGRAMS)
+def test_program(page: str, program: str, tmp_path: Path) -> None:
+    if page in EXTRAS:
+        pytest.importorskip(EXTRAS[page])
     file = tmp_path / "mine.py"
     file.write_text(program, encoding="utf-8")
     done = python([str(file)], tmp_path)
@@ -106,7 +123,7 @@ def test_program(program: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_method_of_the_readme_is_a_plugin(tmp_path: Path) -> None:
     """What the text below the program says: the file works with --plugin."""
-    [program] = [block for block in PROGRAMS if "methods.register" in block]
+    [program] = [block for page, _, block in BLOCKS if page == "README.md" and "methods.register" in block]
     (tmp_path / "mine.py").write_text(program.replace('check_method("er_seen()")', ""), encoding="utf-8")
     arguments = [
         "run",

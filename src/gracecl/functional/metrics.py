@@ -514,7 +514,7 @@ HIGHER_IS_BETTER = {name: name not in LOWER_IS_BETTER for name in (*MATRIX_METRI
 
 
 def ece(probabilities: npt.ArrayLike, labels: npt.ArrayLike, bins: int = BINS) -> float:
-    """Expected calibration error of the predicted class: Σ_m (|B_m|/n) |accuracy(B_m) − confidence(B_m)|, a fraction.
+    """Expected calibration error of the predicted class, a fraction: `Σ_m (|B_m|/n) |accuracy(B_m) − confidence(B_m)|`.
 
     B_m holds the images whose largest probability lies in (m/bins, (m+1)/bins].
     Guo et al., On Calibration of Modern Neural Networks, ICML 2017; Naeini et al., AAAI 2015.

@@ -1,0 +1,315 @@
+"""A page for each method, of its file, the catalogue, the committed results and the paper's numbers; and an index by family."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import json
+import re
+import textwrap
+import types
+import typing
+from functools import cache
+from typing import Annotated, Any, Literal
+
+from gracecl.lab import paper
+from gracecl.lab.catalogue import FACTS, Facts
+from gracecl.lab.report.command import as_typed, option_words
+from gracecl.registry import methods
+from gracecl.registry.options import sentences
+from gracecl.registry.spec import Limit
+from manual.pages import ROOT, table, write_page
+
+FOLDER = ROOT / "docs/methods"
+FAMILIES = {
+    "bound": ("Bounds", "What to compare with: learning without any protection, and learning from everything at once."),
+    "replay": ("Replay", "Keep some images and learn from them again."),
+    "select": ("What to keep and replay", "Replay that chooses which images to keep, or which of the kept ones to repeat."),
+    "contrast": ("Contrast", "Learn features by comparing images with each other."),
+    "teacher": ("Teacher of earlier tasks", "Stay close to a copy of the net from before the task. Made for offline training."),
+    "frozen": ("On a pretrained net", "The net stays as it is, or gets small adapters. Most make no training step at all."),
+    "add": ("Additions", "Terms that are added to any learner: `er() + ewc()`."),
+    "wrap": ("Wrappers", "Methods around another one: `grace(er())`."),
+}
+UNMARKED = {
+    "same": "The same. It does not use task marks.",
+    "refused": "It is refused, as it needs task marks. With `--boundaries` it [guesses them](../streams.md#without-marks).",
+}
+GRACE = {
+    "yes": "yes",
+    "head": "with `train_head=True`, as it trains no linear head of its own",
+    "γ": "the entropy term alone; there are no images of the past to find α from",
+    "no": "no",
+}
+STUDIES = {
+    "mini": "20 classes of CIFAR-100, five tasks, small net",
+    "accuracy-small": "100 classes of CIFAR-100, ten tasks, small net",
+    "record": "classes that no choice was made on",
+    "pretrained": "features of a pretrained EfficientNet-Lite0",
+}
+"""studies with runs of their own, and what they are; others are made of these runs"""
+DATA_SETS = {"cifar100": "CIFAR-100", "cub200": "40 classes of CUB-200"}
+DIFFERENCES = re.compile(r"^Differences from (the|a) (paper|source)[^:]*: |^Differences from the paper, ", re.MULTILINE)
+
+
+def write() -> None:
+    for name in FACTS:
+        write_page(FOLDER / f"{name}.md", page(name))
+    write_page(FOLDER / "index.md", index())
+    for left in {path.stem for path in FOLDER.glob("*.md")} - FACTS.keys() - {"index"}:
+        (FOLDER / f"{left}.md").unlink()  # of a method that was renamed
+
+
+def index() -> str:
+    described = methods.summaries()
+    parts = [INDEX]
+    for family, (title, text) in FAMILIES.items():
+        rows = [
+            [f"[`{name}`]({name}.md)", facts.year or "–", described[name], accuracy_in_mini(name)]
+            for name, facts in FACTS.items()
+            if facts.family == family
+        ]
+        parts.append(f"## {title}\n\n{text}\n\n{table(['method', 'year', 'what it does', 'acc'], rows, right=(1, 3))}\n")
+    hidden = "\n".join(sorted(FACTS))
+    return "\n".join([*parts, f"```{{toctree}}\n:hidden:\n\n{hidden}\n```\n"])
+
+
+INDEX = """\
+# Methods by family
+
+Each page has the algorithm, its options, its differences from the paper, its cost, and what we measured.
+**acc** is the mean accuracy of the study [mini](../../results/mini/mini.md): twenty classes of CIFAR-100 in
+five tasks, three seeds, every method with the same net, optimizer and memory. Methods that stand there beside
+`er()` or another learner show that learner's number with them. It is a small setting: read the number as a
+first guess, not as a ranking. [All methods in one table](../methods.md) has what each one needs and keeps, and
+[Which method should I use?](../start/which_method.md) has advice.
+"""
+
+
+def accuracy_in_mini(name: str) -> str:
+    found = measured("mini", name)
+    return f"{found[0]['acc']:.1f}" if found else "–"
+
+
+# One page.
+
+
+def page(name: str) -> str:
+    facts, kind = FACTS[name], methods.get(name)
+    module = importlib.import_module(kind.__module__)
+    reference, box, prose, differences = sections(ast.get_docstring(ast.parse(inspect.getsource(module))) or "")
+    summary = methods.summaries()[name]
+    parts = [f"# `{name}`", summary, f"*{reference}*", "## Algorithm", f"```text\n{box}\n```", prose]
+    parts += ["## Use it", use(name, facts), "## Options", options(kind), "## Needs and costs", needs(facts)]
+    parts += ["## Differences from the paper", differences or "None are known."]
+    parts += ["## Measured", measurements(name), "## In the GRACE paper", in_the_paper(name), "## More", more(name, kind, facts)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def sections(text: str) -> tuple[str, str, str, str]:
+    """Split a file's docstring: its first paragraph, the indented boxes, prose, and the differences from the paper."""
+    first, _, rest = text.partition("\n\n")
+    boxes, prose, differences = [], [], []
+    for block in re.split(r"\n\n", rest):
+        if block.startswith("    "):
+            boxes.append(textwrap.dedent(block))
+        elif DIFFERENCES.match(block):
+            cut = DIFFERENCES.sub("", block, count=1)
+            differences.append(cut[0].upper() + cut[1:])
+        else:
+            prose.append(block)
+    return " ".join(first.split()), "\n\n".join(boxes), markdown("\n\n".join(prose)), markdown("\n\n".join(differences))
+
+
+def markdown(text: str) -> str:
+    """Escape what Markdown would take for its own in the prose of a docstring."""
+    return re.sub(r"(?<![`\w])([*<])", r"\\\1", text)
+
+
+def use(name: str, facts: Facts) -> str:
+    learner = {"add": f"er() + {name}()"}.get(facts.family, name)
+    if facts.family == "frozen":
+        net, where = ("vit(patch=8, dim=32, depth=4, heads=2)", "") if name == "online_lora" else ("identity()", "; on a net: ")
+        note = "" if name == "online_lora" else f'{where}`--net "efficientnet_lite0(freeze=True)"`'
+        text = f'gracecl run {name} --stream "split-digits(tasks=5)" --memory 100 --net "{net}"'
+        return f"```sh\n{text}\n```" + (f"\n\n`identity()` takes the pixels for features{note}." if note else "")
+    command = as_typed(
+        ["gracecl", "run", learner, "--stream", "split-digits(tasks=5)", "--memory", "100", "--net", "resnet18(width=8)"]
+    )
+    program = f'learner = gracecl.Learner("{learner}", memory=100, net="resnet18(width=8)")'
+    return f"```sh\n{command}\n```\n\nIn a program: `{program}` ([guide](../learner.md))."
+
+
+def options(kind: Any) -> str:
+    words, hints = sentences(kind), typing.get_type_hints(kind, include_extras=True)
+    rows = [
+        [f"`{field.name}`", f"`{default_of(field)}`", values(hints[field.name]), words.get(field.name, "the method inside")]
+        for field in dataclasses.fields(kind)
+        if field.init
+    ]
+    if not rows:
+        return "It has none."
+    return table(["option", "default", "values", "what it is"], rows)
+
+
+def default_of(field: dataclasses.Field[Any]) -> str:
+    if field.default is not dataclasses.MISSING:
+        return repr(field.default)
+    return str(field.default_factory()) if field.default_factory is not dataclasses.MISSING else "required"
+
+
+def values(hint: Any) -> str:
+    """Return what an annotation allows, in words."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        limits = [str(limit) for limit in hint.__metadata__ if isinstance(limit, Limit)]
+        return " ".join([values(arguments[0]), " and ".join(limits)]).strip()
+    if origin is Literal:
+        return ", ".join(f"`{value!r}`" for value in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(values, arguments))
+    plain = {int: "whole number", float: "number", bool: "`True`, `False`", str: "text", type(None): "`None`"}
+    return plain.get(hint, "method")
+
+
+def needs(facts: Facts) -> str:
+    without = UNMARKED.get(facts.unmarked)
+    if without is None and facts.unmarked.startswith("every"):
+        without = f"What it does at the end of a task, it does {facts.unmarked} instead (option `every` or `refresh_every`)."
+    rows: list[list[object]] = [
+        ["family", FAMILIES[facts.family][0].lower()],
+        ["on a stream without task marks", without or f"It {facts.unmarked}."],
+        ["keeps besides its weights", facts.keeps],
+        ["images through the net per step", f"{facts.forward:,}"],
+        ["of these, with a gradient", f"{facts.backward:,}"],
+        ["inside `grace(...)`", GRACE[facts.grace]],
+    ]
+    note = "Images are counted with 10 new ones per step, a memory of 1,000, in the last of ten tasks of ten classes."
+    return f"{table(['', ''], rows)}\n\n{note}"
+
+
+# Numbers.
+
+
+@cache
+def lines(study: str) -> list[dict[str, Any]]:
+    [file] = (ROOT / "results" / study).glob("*.json")
+    found: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["lines"]
+    return found
+
+
+@cache
+def configurations(study: str) -> dict[str, dict[str, Any]]:
+    """Return the configuration of a study's runs by their method, of the first setting in which it stands."""
+    found: dict[str, dict[str, Any]] = {}
+    with (ROOT / "results" / study / "runs.jsonl").open(encoding="utf-8") as kept:
+        for line in kept:
+            config = json.loads(line)["config"]
+            found.setdefault(config["method"], config)
+    return found
+
+
+def measured(study: str, name: str) -> list[dict[str, Any]]:
+    """Return the lines of a study that are about a method: it is the outermost, or the one that is added."""
+    added = FACTS[name].family == "add"
+    about = re.compile(rf"\+ {name}\([^()]*\)$" if added else rf"^{name}\((?!.*\) \+ ).*\)$")
+    return [line for line in lines(study) if about.search(line["method"])]
+
+
+def measurements(name: str) -> str:
+    rows: list[list[object]] = []
+    for study, about in STUDIES.items():
+        [file] = (ROOT / "results" / study).glob("*.json")
+        for line in measured(study, name):
+            rows.append(
+                [
+                    f"[{study}](../../results/{study}/{file.stem}.md): {about}{data_of(line)}",
+                    f"`{line['method']}`",
+                    with_spread(line, "acc"),
+                    with_spread(line, "forgetting"),
+                    f"`{line['rule']}`",
+                    len(line["seeds"]),
+                ]
+            )
+    if not rows:
+        return "No committed result has it."
+    heads = ["study", "row", "acc ↑", "forgetting ↓", "predicts by", "seeds"]
+    return f"{table(heads, rows, right=(2, 3, 5))}\n\n{HOW_TO_READ}\n\n{again(name)}"
+
+
+HOW_TO_READ = (
+    "Percent, mean ± sample standard deviation over seeds. Each study's page says what else is fixed. "
+    "[Results](../../results/README.md) says what the numbers can and cannot show."
+)
+
+
+def data_of(line: dict[str, Any]) -> str:
+    return next((f", {text}" for data, text in DATA_SETS.items() if f"{data}.feat" in line.get("setting", "")), "")
+
+
+def with_spread(line: dict[str, Any], metric: str) -> str:
+    spread = line[f"{metric}_std"]
+    return f"{line[metric]:.1f}" + ("" if spread is None else f" ± {spread:.1f}")
+
+
+def again(name: str) -> str:
+    """Return the command that makes a row of mini again from nothing, and where to read it."""
+    found = [line["method"] for line in measured("mini", name)]
+    if not found:
+        return ""
+    config = configurations("mini")[found[0]]
+    command = as_typed(["gracecl", "run", found[0], *option_words(config), "--seeds", "0-2", "--out", "runs/again"])
+    return (
+        "The row of `mini` again, from nothing (it needs CIFAR-100: `gracecl data get cifar100 --data DIR`):\n\n"
+        f"```sh\n{command}\n```\n\nRead the column `acc` of the table that it prints. Numbers equal ours to the digit only with "
+        "the same PyTorch, processor and threads; else expect them within the spread."
+    )
+
+
+def in_the_paper(name: str) -> str:
+    names = [row for row, expression in paper.EXPRESSIONS.items() if outermost(expression) == name]
+    rows: list[list[object]] = []
+    for row in names:
+        for record in paper.records(table="main_accuracy", method=row) + paper.records(
+            table="cub200", metric="A_Final", method=row
+        ):
+            value = f"{record['mean']:.1f}" + ("" if record.get("std") is None else f" ± {record['std']:.1f}")
+            rows.append([row, record["dataset"], f"{record['buffer_size']:,}" if record.get("buffer_size") else "–", value])
+    if not rows:
+        return "It is not in the paper's tables."
+    return f"{table(['row', 'data', 'memory', 'acc'], rows, right=(2, 3))}\n\n{PAPER_NOTE}"
+
+
+PAPER_NOTE = (
+    "From the paper's tables: final accuracy, ten tasks on CIFAR-100. All rows but MOSE and GRACE are copied there from other "
+    "papers, in settings that are partly not known. Our settings above are smaller, so the numbers are not to be compared directly."
+)
+
+
+def outermost(expression: str) -> str:
+    return re.split(r"\(", expression.rsplit(" + ", 1)[-1])[0]
+
+
+def more(name: str, kind: Any, facts: Facts) -> str:
+    file = f"src/{kind.__module__.replace('.', '/')}.py"
+    found = [f"- The code: `{file}`.", "- [All methods in one table](../methods.md)."]
+    others = sorted(other for other, told in FACTS.items() if told.family == facts.family and other != name)
+    found.append("- The same family: " + ", ".join(f"[`{other}`]({other}.md)" for other in others) + ".")
+    if examples := used_in(name):
+        found.append("- Where it is used: " + ", ".join(examples) + ".")
+    aliases = sorted(alias for alias, meant in methods.aliases.items() if meant == name)
+    if aliases:
+        found.append("- Also understood: " + ", ".join(f"`{alias}`" for alias in aliases) + ".")
+    return "\n".join(found)
+
+
+def used_in(name: str) -> list[str]:
+    """Return links to the tutorials, pages and programs whose code names a method."""
+    named = re.compile(rf"[\"'( ]{name}\(|\"{name}\"|gracecl run (\S+ )*{name}\b")
+    found = []
+    for path in [*sorted((ROOT / "docs/tutorials").glob("*.md")), *sorted((ROOT / "examples").glob("*.py"))]:
+        if named.search(path.read_text(encoding="utf-8")):
+            found.append(f"[{path.stem.replace('_', ' ')}](../../{path.relative_to(ROOT)})")
+    return found
