@@ -34,7 +34,7 @@ class Classifier(BaseHTTPRequestHandler):
         self.wfile.write(str(learner.predict(image[None], default="unknown")[0]).encode())
 
 
-learner = gracecl.Learner("auto", net="efficientnet_lite0", mean=(0.5,) * 3, std=(0.5,) * 3)
+learner = gracecl.Learner("auto", net="efficientnet_lite0")
 server = ThreadingHTTPServer(("localhost", PORT), Classifier)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 

@@ -131,7 +131,6 @@ MISTAKES = [
     ("stream", "split-digits(classes='')", "classes"),
     ("augment", "taus", "unknown augmentation 'taus'; did you mean 'tau'?"),
     ("normalise", "halve", "unknown normalisation 'halve'; did you mean 'half'?"),
-    ("normalise", "imagenet", "images of 3 channels, not 1"),
     ("optimizer", "adams", "unknown optimizer 'adams'; did you mean 'adam'?"),
     ("optimizer", "adam(lrr=1)", "adam has no option 'lrr'; did you mean 'lr'?"),
     ("optimizer", "adam(lr=-1)", "learning rate"),

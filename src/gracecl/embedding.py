@@ -24,12 +24,13 @@ from gracecl.errors import UserError
 from gracecl.files import Digest, as_path
 from gracecl.images.augment import normalisation
 from gracecl.inputs import Images
+from gracecl.nets import pixels
 from gracecl.nets.inference import Backend, Inference, backends, digest_of_trunk
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.trunk import take_options
 from gracecl.registry import datasets as known_sets
 from gracecl.registry import normal, objects, spec
-from gracecl.registry.options import OF_THE_DATA
+from gracecl.registry.options import BY_THE_NET
 from gracecl.registry.spec import AtLeast
 from gracecl.streams import Stream
 
@@ -43,7 +44,7 @@ def embed(
     out: str | Path | None = None,
     size: Annotated[int, AtLeast(1)] | None = None,
     taps: Annotated[int, AtLeast(1)] = 1,
-    normalise: str = OF_THE_DATA,
+    normalise: str = BY_THE_NET,
     precision: NumberFormat = "single",
     backend: Backend = "auto",
     seed: Annotated[int, AtLeast(0)] = 0,
@@ -58,8 +59,8 @@ def embed(
     `net` is an expression, as in `gracecl list nets`, or a module; it computes in evaluation mode and does not learn. `data` is a
     data set, a stream, or the text of one: `cifar100`, `split-cifar100(size=128)`, a folder of images. The images are enlarged or
     reduced to `size` pixels a side while they are read. `taps` counts the tapped layers from the last, whose vectors then stand
-    side by side; which layers these are, nets such as `timm(...)` are told by `at=[...]`. `normalise` is as in a run: the mean and
-    std of the data, or `imagenet`, `half`, `none`.
+    side by side; which layers these are, nets such as `timm(...)` are told by `at=[...]`. `normalise` is as in a run: what a
+    pretrained net was trained with, else the mean and std of the data; or `data`, `imagenet`, `half`, `clip`, `none`.
 
     The features go to the file `out`, or into the cache beside the data sets, and are mapped from there. If the program is killed,
     the same call goes on where it was; if the file is complete, it is opened. `backend` is ONNX Runtime where it is installed
@@ -71,7 +72,7 @@ def embed(
         {"size": size, "taps": taps, "normalise": normalise, "precision": precision, "backend": backend, "seed": seed},
     )
     images = unread(data, size, root)
-    inputs = seen_as(images, normalise)
+    inputs = seen_as(images, pixels.meant(normalise, net))
     with rng.torch_seed(seed, "net"):
         built = nets.build(net, inputs, 0, taps)
     file = None if out is None else as_path(out, "out").expanduser().resolve()

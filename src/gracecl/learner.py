@@ -33,9 +33,11 @@ from gracecl.errors import Misfit, UserError
 from gracecl.files import check_format
 from gracecl.forking import Turns, calls
 from gracecl.functional.prequential import Prequential
+from gracecl.images.augment import normalisation
 from gracecl.inputs import Batched, Inputs, inputs_of, restored
 from gracecl.inputs import Images as ImageInputs
 from gracecl.methods.base import Method
+from gracecl.nets import pixels
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import UnknownName, options
 from gracecl.registry.options import LearnerOptions
@@ -113,7 +115,7 @@ class Learner:
         (channels, height, width) of images, or that of a vector or sequence of floats; `inputs` says more, as
         `Images(shape, dtype=...)` does.
         Without either, inputs are what the first batch shows, and the net is built then. `mean` and `std` are those of the pixels
-        scaled to [0, 1], per channel; the default is 1/2 and 1/4.
+        scaled to [0, 1], per channel; by default those that a pretrained net was trained with, else 1/2 and 1/4.
         """
         self.labels = ClassLabels(classes)
         given = options.by_name(Recipe, more, ("classes", "shape", "mean", "std", "inputs"), "a learner")
@@ -142,7 +144,7 @@ class Learner:
             return inputs
         if isinstance(shape, Sequence) and len(shape) in (1, 2) and self._statistics == (None, None):
             return Inputs(shape)
-        return ImageInputs(shape, *self._statistics)  # type: ignore[arg-type]
+        return self._own_statistics(ImageInputs(shape))  # type: ignore[arg-type]
 
     def _build(self, inputs: Inputs) -> None:
         """Make the engine, for such inputs."""
@@ -613,8 +615,14 @@ class Learner:
         return self._own_statistics(inputs_of(x))
 
     def _own_statistics(self, inputs: Inputs) -> Inputs:
-        """The same inputs with the mean and std that the learner was given; those that are no images have none."""
-        return ImageInputs(inputs.shape, *self._statistics, inputs.dtype) if isinstance(inputs, ImageInputs) else inputs
+        """The same inputs with the mean and std that the learner was given, or that its net was trained with; those that are no
+        images have none.
+        """
+        if not isinstance(inputs, ImageInputs):
+            return inputs
+        if self._statistics == (None, None) and (own := pixels.expected(self.recipe.net)) is not None:
+            return normalisation(own, inputs)
+        return ImageInputs(inputs.shape, *self._statistics, inputs.dtype)
 
 
 export = Learner.export

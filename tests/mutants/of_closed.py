@@ -169,6 +169,13 @@ CLOSED = [
     ),
     *of("nets/identity.py", "oracle/test_nets.py", within("Identity.forward", ("x.flatten(1)", "x.flatten(1).relu()"))),
     *of(
+        "nets/pixels.py",
+        "test_pixels.py",
+        within("meant", ("expected(net) or OF_THE_DATA", "OF_THE_DATA")),
+        within("_name_of", ("value * 3", "value")),
+        within("_of_transformers", ('known["image_std"]', 'known["image_mean"]')),
+    ),
+    *of(
         "merging.py",
         "test_merging.py",
         within("merge", ("mine.images_seen += other.images_seen", "pass"), ("not same_trunk(a, b)", "False")),

@@ -10,14 +10,13 @@ nobody can tell: it counts as such if none of its parameters is to be trained.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from torch import nn
 
 from gracecl.nets.tapped import TappedNet
-from gracecl.nets.trunk import take_options
-from gracecl.registry import nets, normal, spec
+from gracecl.nets.trunk import arguments_of, take_options
+from gracecl.registry import normal, spec
 from gracecl.registry.objects import is_opaque
 from gracecl.registry.options import AUTO_FROM_SCRATCH, AUTO_ON_FEATURES
 
@@ -43,7 +42,5 @@ def knows_something(net: Any) -> bool:
         return False
     if options.freeze or normal(call.name) == "identity":
         return True
-    made_by = nets.get(call.name)
-    defaults = {name: option.default for name, option in inspect.signature(made_by).parameters.items()}
-    given = defaults | spec.arguments(made_by, call, before=3)
+    given = arguments_of(call)
     return bool(given.get("weights") or (given.get("pretrained") and given.get("path", "") is not None))

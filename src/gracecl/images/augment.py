@@ -30,14 +30,17 @@ Floats = npt.NDArray[np.float64]
 NORMALISATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "half": ((0.5,), (0.5,)),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
     "none": ((0.0,), (1.0,)),
 }
 """mean and std that nets were trained with elsewhere, for any number of channels or for three: `half` is that of timm's ViT-B/16,
-`imagenet` that of most convolutional nets, `none` leaves pixels in [0, 1]"""
+`imagenet` that of most convolutional nets, `clip` that of CLIP, `none` leaves pixels in [0, 1]"""
 
 
 def normalisation(name: str, given: Inputs) -> Inputs:
-    """The images with the mean and std of their data, as they are, or with others by name."""
+    """The images with the mean and std of their data, as they are, or with others by name; of grey ones with the mean over
+    channels.
+    """
     if name == OF_THE_DATA:
         return given
     if name not in NORMALISATIONS:
@@ -45,7 +48,10 @@ def normalisation(name: str, given: Inputs) -> Inputs:
         raise UserError(f"unknown normalisation '{name}'{nearest(name, known)} (known: {', '.join(known)})")
     inputs = given.images
     channels = inputs.shape[0]
-    mean, std = (value * channels if len(value) == 1 else value for value in NORMALISATIONS[name])
+    grey = channels == 1
+    mean, std = (
+        value * channels if len(value) == 1 else (sum(value) / len(value),) if grey else value for value in NORMALISATIONS[name]
+    )
     if len(mean) != channels:
         raise UserError(f"--normalise {name} is for images of {len(mean)} channels, not {channels}; use data, half or none")
     return Images(inputs.shape, mean, std, inputs.dtype)

@@ -12,8 +12,9 @@ at once, in this order, is changed in its query and value rows alone.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from gracecl.errors import UserError
 from gracecl.machine import check_training
 from gracecl.nets.mode import in_mode
 from gracecl.nets.tapped import TappedNet
-from gracecl.registry import spec
+from gracecl.registry import nets, spec
 from gracecl.registry.spec import Above, AtLeast
 
 QUERY_AND_VALUE = (("query", "value"), ("q_proj", "v_proj"), ("q", "v"), ("to_q", "to_v"), ("q_lin", "v_lin"), ("wq", "wv"))
@@ -72,6 +73,13 @@ def take_options(call: spec.Call) -> tuple[spec.Call, TrunkOptions]:
     options = TrunkOptions(**{name: value for name, value in call.kwargs.items() if name in names})
     rest = {name: value for name, value in call.kwargs.items() if name not in names}
     return dataclasses.replace(call, kwargs=rest), options
+
+
+def arguments_of(call: spec.Call) -> dict[str, Any]:
+    """The options of a net in an expression, without those of its trunk, with the defaults of what makes it."""
+    made_by = nets.get(call.name)
+    defaults = {name: option.default for name, option in inspect.signature(made_by).parameters.items()}
+    return defaults | spec.arguments(made_by, take_options(call)[0], before=3)
 
 
 class LowRankLinear(nn.Linear):

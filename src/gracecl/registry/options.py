@@ -30,7 +30,7 @@ TrunkFeatures = Literal["auto", "torch", "onnx", "off"]
 ALIASES = {"buffer_size": "memory"}
 """what other libraries call an option"""
 OPTIMIZER = "adam(lr=0.001, weight_decay=0.0001)"
-OF_THE_DATA = "data"
+OF_THE_DATA, BY_THE_NET = "data", "auto"
 NO_EFFECT_ON_RESULTS = ("checkpoint_every", "snapshots", "tuned_on")
 """options that do not change results"""
 LIMITS = ("budget", "bytes", "pace")
@@ -117,8 +117,9 @@ class RunOptions(LearnerOptions):
 
     stream: str = "split-cifar100"
     """an expression such as "split-cifar100(tasks=5, classes='0-19')" """
-    normalise: str = OF_THE_DATA
-    """mean and std of pixels: data is the data set's own; half (0.5, 0.5), imagenet or none for nets trained with those"""
+    normalise: str = BY_THE_NET
+    """mean and std of pixels: auto is what a pretrained net was trained with, else data, the data set's own; half (0.5, 0.5),
+    imagenet, clip or none by name"""
     features: TrunkFeatures = "auto"
     """what computes a frozen trunk's features, once, for all runs: onnx (ONNX Runtime), torch, or auto; off computes them in every
     pass"""

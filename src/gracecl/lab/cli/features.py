@@ -17,7 +17,7 @@ def features(
     out: Path,
     size: int | None = None,
     taps: int = 1,
-    normalise: str = "data",
+    normalise: str = "auto",
     precision: Literal["single", "half"] = "single",
     backend: Literal["auto", "torch", "onnx"] = "auto",
     seed: int = 0,
@@ -35,7 +35,7 @@ def features(
         out: file to write
         size: pixels a side that the net sees (default: the data set's)
         taps: tapped layers, counted from the last; the vectors of several stand side by side
-        normalise: mean and std of pixels: data is the data set's own; half (0.5, 0.5), imagenet or none for nets trained with those
+        normalise: mean and std of pixels: auto is a pretrained net's own, else data, the data set's; half, imagenet, clip or none
         precision: of the features in the file, 4 or 2 bytes each
         backend: what computes them: ONNX Runtime where it is installed, else PyTorch
         seed: of the weights of a net that is not pretrained

@@ -11,7 +11,7 @@ from gracecl.functional import optim
 from gracecl.images.augment import augmentation, normalisation
 from gracecl.inputs import Images
 from gracecl.registry import spec
-from gracecl.registry.options import RunOptions
+from gracecl.registry.options import BY_THE_NET, RunOptions
 
 RGB = Images((3, 1, 1))
 EXPRESSIONS: Mapping[str, Callable[[str], Any]] = {
@@ -22,7 +22,7 @@ EXPRESSIONS: Mapping[str, Callable[[str], Any]] = {
     "optimizer": optim.check,
     "scheduler": lambda text: text is None or optim.scheduler(text),
     "boundaries": detectors.build,
-    "normalise": lambda text: normalisation(text, RGB),
+    "normalise": lambda text: text == BY_THE_NET or normalisation(text, RGB),
 }
 """parsers of the options that are names or expressions; each raises UserError"""
 

@@ -18,6 +18,7 @@ from gracecl.data.unread import NoImages
 from gracecl.engine.live import Live
 from gracecl.engine.recipe import device_of, taps_for
 from gracecl.methods.base import Method
+from gracecl.nets import pixels
 from gracecl.nets.inference import example_images, is_close
 from gracecl.nets.mode import in_mode
 from gracecl.nets.tapped import TappedNet
@@ -55,7 +56,7 @@ def kept_features(config: RunConfig, data_root: str | Path | None, live: Live) -
         images = loading.unread(dataset, data_root, **picked)
     except NoImages:
         return None
-    inputs = embedding.seen_as(images, config.normalise)
+    inputs = embedding.seen_as(images, pixels.meant(config.normalise, config.net))
     device = device_of(config.device)
     with rng.torch_seed(config.seed, "net"):
         net = nets.build(config.net, inputs.to(device), len(images.class_names), taps_for(method, config.taps)).to(device)

@@ -38,6 +38,7 @@ from gracecl.lab.runs.recorder import Recorder
 from gracecl.lab.runs.trainer import Trainer
 from gracecl.lab.runs.watch import Watch
 from gracecl.machine import check_threads, forget_peak, peak_memory
+from gracecl.nets import pixels
 from gracecl.registry import spec
 from gracecl.registry.objects import is_opaque
 from gracecl.registry.options import LIMITS, NO_EFFECT_ON_RESULTS, Layout, RunOptions, run_name
@@ -71,7 +72,8 @@ class RunConfig(RunOptions, Recipe):
         """Return the configuration with canonical expressions: `GRACE` becomes `grace(mose())`."""
         method = self.method if is_opaque(self.method) else repr(spec.parse_method(self.method))
         stream, boundaries = streams.from_anywhere(self.stream), detectors.canonical(self.boundaries)
-        return replace(self, method=method, stream=stream, boundaries=boundaries, device=str(named_device(self.device)))
+        device, normalise = str(named_device(self.device)), pixels.meant(self.normalise, self.net)
+        return replace(self, method=method, stream=stream, boundaries=boundaries, device=device, normalise=normalise)
 
     @property
     def title(self) -> str:
@@ -297,7 +299,7 @@ def _without_limits(
     kept = kept_features(config, data_root, live)
     if kept is None:
         stream = streams.build(config.stream, config.seed, data_root)
-        inputs = normalisation(config.normalise, stream.data.inputs)
+        inputs = normalisation(pixels.meant(config.normalise, config.net), stream.data.inputs)
     else:
         stream, inputs = kept.stream, kept.net.inputs
         config, live = replace(config, augment="none"), replace(live, net=kept.net, augment=None)
