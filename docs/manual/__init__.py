@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sphinx.application import Sphinx
 
-from manual import command_page, llms, method_pages
+def setup(app: Any) -> dict[str, Any]:
+    from manual import command_page, llms, method_pages  # here, so that pages can be made without Sphinx
 
-
-def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("builder-inited", lambda _: method_pages.write())
     app.connect("builder-inited", lambda _: command_page.write())
     app.connect("build-finished", llms.write)

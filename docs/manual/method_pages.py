@@ -12,6 +12,7 @@ import textwrap
 import types
 import typing
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from gracecl.lab import paper
@@ -43,15 +44,12 @@ GRACE = {
     "γ": "the entropy term alone; there are no images of the past to find α from",
     "no": "no",
 }
-STUDIES = {
-    "mini": "20 classes of CIFAR-100, five tasks, small net",
-    "accuracy-small": "100 classes of CIFAR-100, ten tasks, small net",
-    "record": "classes that no choice was made on",
-    "pretrained": "features of a pretrained EfficientNet-Lite0",
-}
-"""studies with runs of their own, and what they are; others are made of these runs"""
-DATA_SETS = {"cifar100": "CIFAR-100", "cub200": "40 classes of CUB-200"}
+STUDIES = ("mini", "accuracy-small", "record", "pretrained")
+"""studies with runs of their own; others are made of these runs"""
+DATA_SETS = {"cifar100.feat": "CIFAR-100", "cub200.feat": "40 classes of CUB-200"}
 DIFFERENCES = re.compile(r"^Differences from (the|a) (paper|source)[^:]*: |^Differences from the paper, ", re.MULTILINE)
+
+NO_PAPER = re.compile(r"^(None, there|There) is none\.\s*", re.IGNORECASE)
 
 
 def write() -> None:
@@ -103,7 +101,10 @@ def page(name: str) -> str:
     summary = methods.summaries()[name]
     parts = [f"# `{name}`", summary, f"*{reference}*", "## Algorithm", f"```text\n{box}\n```", prose]
     parts += ["## Use it", use(name, facts), "## Options", options(kind), "## Needs and costs", needs(facts)]
-    parts += ["## Differences from the paper", differences or "None are known."]
+    differences = NO_PAPER.sub("It is not from a paper. ", differences) or (
+        "It is not from a paper." if facts.year is None else "None are known."
+    )
+    parts += ["## Differences from the paper", differences]
     parts += ["## Measured", measurements(name), "## In the GRACE paper", in_the_paper(name), "## More", more(name, kind, facts)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -187,16 +188,20 @@ def needs(facts: Facts) -> str:
         ["inside `grace(...)`", GRACE[facts.grace]],
     ]
     note = "Images are counted with 10 new ones per step, a memory of 1,000, in the last of ten tasks of ten classes."
-    return f"{table(['', ''], rows)}\n\n{note}"
+    return f"{table(['', 'by default'], rows)}\n\n{note}"
 
 
 # Numbers.
 
 
+def study_file(study: str) -> Path:
+    [file] = (ROOT / "results" / study).glob("*.json")
+    return file
+
+
 @cache
 def lines(study: str) -> list[dict[str, Any]]:
-    [file] = (ROOT / "results" / study).glob("*.json")
-    found: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["lines"]
+    found: list[dict[str, Any]] = json.loads(study_file(study).read_text(encoding="utf-8"))["lines"]
     return found
 
 
@@ -215,17 +220,18 @@ def measured(study: str, name: str) -> list[dict[str, Any]]:
     """Return the lines of a study that are about a method: it is the outermost, or the one that is added."""
     added = FACTS[name].family == "add"
     about = re.compile(rf"\+ {name}\([^()]*\)$" if added else rf"^{name}\((?!.*\) \+ ).*\)$")
-    return [line for line in lines(study) if about.search(line["method"])]
+    return [line for line in lines(study) if about.search(line["method"]) and ", optimizer=" not in line["method"]]
 
 
 def measurements(name: str) -> str:
     rows: list[list[object]] = []
-    for study, about in STUDIES.items():
-        [file] = (ROOT / "results" / study).glob("*.json")
+    for study in STUDIES:
+        file = study_file(study)
         for line in measured(study, name):
             rows.append(
                 [
-                    f"[{study}](../../results/{study}/{file.stem}.md): {about}{data_of(line)}",
+                    f"[{study}](../../results/{study}/{file.stem}.md)",
+                    setting(study, line),
                     f"`{line['method']}`",
                     with_spread(line, "acc"),
                     with_spread(line, "forgetting"),
@@ -235,8 +241,9 @@ def measurements(name: str) -> str:
             )
     if not rows:
         return "No committed result has it."
-    heads = ["study", "row", "acc ↑", "forgetting ↓", "predicts by", "seeds"]
-    return f"{table(heads, rows, right=(2, 3, 5))}\n\n{HOW_TO_READ}\n\n{again(name)}"
+    heads = ["study", "stream and memory", "row", "acc ↑", "forgetting ↓", "predicts by", "seeds"]
+    parts = [table(heads, rows, right=(3, 4, 6)), HOW_TO_READ, again(name)]
+    return "\n\n".join(part for part in parts if part)
 
 
 HOW_TO_READ = (
@@ -245,8 +252,13 @@ HOW_TO_READ = (
 )
 
 
-def data_of(line: dict[str, Any]) -> str:
-    return next((f", {text}" for data, text in DATA_SETS.items() if f"{data}.feat" in line.get("setting", "")), "")
+def setting(study: str, line: dict[str, Any]) -> str:
+    """Return the stream and the memory of a line; a study with one setting has it beside its lines."""
+    told = json.loads(study_file(study).read_text(encoding="utf-8"))["setting"]
+    text = line.get("setting") or ", ".join(str(told[key][0]) for key in ("stream", "net", "memory"))
+    stream, _, memory = text.rpartition("), ")[0].rpartition(", ")[0], "", text.rpartition(", ")[2]
+    features = [data for file, data in DATA_SETS.items() if file in stream]
+    return f"features of EfficientNet-Lite0, {features[0]}" if features else f"`{stream}`, {int(memory):,}"
 
 
 def with_spread(line: dict[str, Any], metric: str) -> str:
