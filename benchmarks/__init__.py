@@ -19,6 +19,7 @@ PARTS = {
     "memory": "time and bytes of the memory as it grows",
     "shards": "streams from shards and memories on disk or of JPEG bytes against RAM; peak bytes with data larger than memory",
     "runs": "recording and checkpoints; two runs side by side",
+    "processes": "one learner in two processes of one thread against one process of two threads",
     "startup": "how soon the command answers",
     "roofline": "arithmetic per second against a large matrix product",
     "avalanche": "Avalanche's replay against ours (needs the extra gracecl[avalanche])",

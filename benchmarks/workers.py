@@ -33,7 +33,7 @@ class Setting:
     launcher: bool = True
     """whether it keeps freed memory, as the command does"""
     environment: dict[str, str] = field(default_factory=dict)
-    """variables to set for it"""
+    """variables to set for it; those of torch.distributed make it a process of a group that learns as one"""
 
 
 class Worker:
@@ -45,7 +45,7 @@ class Worker:
             [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
         )
         self._tell(asdict(setting))
-        self.warmup_seconds = self.seconds()
+        self.warmup_seconds = 0.0
         """of the first two steps, with whatever is compiled in them"""
 
     def start(self, steps: int) -> None:
@@ -76,6 +76,8 @@ def workers(settings: Sequence[Setting]) -> Iterator[list[Worker]]:
     try:
         for setting in settings:
             found.append(Worker(setting))
+        for worker in found:  # when all were started, as those of a group wait for each other
+            worker.warmup_seconds = worker.seconds()
         yield found
     finally:
         for worker in found:
@@ -107,6 +109,8 @@ def serve() -> None:
     from benchmarks.scene import Scene
 
     torch.set_num_threads(setting.threads)
+    if "RANK" in setting.environment:
+        torch.distributed.init_process_group("gloo")
     scene = Scene(setting.method, setting.net, **setting.scene)
     answer(timed(scene.step, 2))
     for line in sys.stdin:

@@ -182,7 +182,7 @@ def test_workers_answer_with_seconds_and_end() -> None:
 @pytest.mark.slow
 def test_a_worker_that_fails_is_told() -> None:
     with pytest.raises(RuntimeError, match="ended before its time"):
-        workers.Worker(workers.Setting("no_such_method()", "mlp()", 1))
+        workers.Worker(workers.Setting("no_such_method()", "mlp()", 1)).seconds()
 
 
 @pytest.mark.slow

@@ -38,6 +38,7 @@ from gracecl.inputs import Batched, Inputs, inputs_of, restored
 from gracecl.inputs import Images as ImageInputs
 from gracecl.methods.base import Method
 from gracecl.nets import pixels
+from gracecl.nets.sharing import alone
 from gracecl.nets.tapped import TappedNet
 from gracecl.registry import UnknownName, options
 from gracecl.registry.options import LearnerOptions
@@ -203,7 +204,17 @@ class Learner:
 
     def _publish(self) -> None:
         """Let other threads predict from the step that is finished, if any wait for this one."""
-        self._serving.publish(self.engine, self.labels)
+        with self._by_itself():
+            self._serving.publish(self.engine, self.labels)
+
+    @contextmanager
+    def _by_itself(self) -> Iterator[None]:
+        """Make the passes of the block in this process, whatever others of its group do; they need not ask for the same."""
+        ready_at = -1 if self._engine is None else self._engine.ready_at
+        with alone():
+            yield
+        if self._engine is not None and self._engine.net.sharing != "off":
+            self._engine.ready_at = ready_at  # so that all prepare the next predictions that they make together
 
     @one_at_a_time
     def fit(
@@ -340,7 +351,7 @@ class Learner:
 
         Before anything was learned it is `default` for each, if one is given.
         """
-        with self._predicting() as now:
+        with self._by_itself(), self._predicting() as now:
             if now is None and default is not ...:
                 return as_labels([default] * len(x))
             now = _learned(now)
@@ -355,7 +366,7 @@ class Learner:
 
         Column k is that of the label `classes_[k]`.
         """
-        with self._predicting() as now:
+        with self._by_itself(), self._predicting() as now:
             now, chances = _learned(now), []
             for scores, columns in self._scores(now, x, rule):
                 full = torch.zeros(len(scores), len(now.labels))
@@ -420,7 +431,8 @@ class Learner:
             if len(wrong):
                 raise UserError(f"tasks are numbers from 0 to {MOST_TASKS - 1:,}, and one of them is {wrong[0]}")
             numbers = named.astype(np.int64)
-        right = 100.0 * (_best(self._scores(_learned(self._as_it_is(exact=True)), images, rule)) == labels)
+        with self._by_itself():
+            right = 100.0 * (_best(self._scores(_learned(self._as_it_is(exact=True)), images, rule)) == labels)
         with np.errstate(invalid="ignore"):
             per_task = np.bincount(numbers, weights=right) / np.bincount(numbers)
         return Accuracy(float(right.mean()), per_task, rule or self.engine.chain.rule)
@@ -446,7 +458,8 @@ class Learner:
         about: dict[str, Any] = {"method": self.recipe.method, "net": self.recipe.net}
         if self.labels.counted is None:
             about["labels"] = [label if isinstance(label, str | int) else repr(label) for label in self.labels.labels]
-        return exporting.export(self.engine, Path(path), rule, about)
+        with self._by_itself():
+            return exporting.export(self.engine, Path(path), rule, about)
 
     @classmethod
     def load(

@@ -356,6 +356,24 @@ PARTS = [
         within("HeldRows.put_back", ("torch.where(moving, value, before)", "torch.where(moving, before, value)")),
     ),
     *of(
+        "nets/sharing.py",
+        "test_processes.py",
+        within("_norm_of_all", ("var * (total / (total - 1))", "var")),
+        within("features_of_all", ("len(x) < LEAST * processes.count()", "len(x) < processes.count()")),
+        within("_Gather.backward", ("gradient[:, ctx.own]", "gradient[:, ctx.own] / processes.count()")),
+        within(
+            "_BatchNorm.forward",
+            ("count * (var + mean.square())", "count * var"),
+            ("sums[1] / total - mean.square()", "sums[1] / total"),
+        ),
+        within(
+            "_BatchNorm.backward",
+            ("scale.square() * sums[0] / ctx.total", "scale * sums[0] / ctx.total"),
+            ("scale * sums[1] / ctx.total - slope * ctx.mean.double()", "scale * sums[1] / ctx.total"),
+            ("(ctx.var.double() + ctx.eps).rsqrt()", "ctx.var.double().rsqrt()"),
+        ),
+    ),
+    *of(
         "nets/class_means.py",
         "oracle/test_nets.py golden/test_golden_mose.py oracle/test_mose.py oracle/test_scr.py",
         within(

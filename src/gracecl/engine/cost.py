@@ -15,6 +15,7 @@ import torch
 from gracecl.engine.engine import Engine
 from gracecl.engine.footprint import bytes_by_part
 from gracecl.nets.mode import in_mode
+from gracecl.nets.sharing import alone
 from gracecl.streams import Stream
 
 BEFORE, MEASURED, STORED = 8, 20, 3
@@ -28,7 +29,7 @@ def forward_flops(engine: Engine) -> float:
     from torch.utils.flop_counter import FlopCounterMode
 
     images, eager = engine.net.inputs.seen(2, torch.zeros).to(engine.device), torch.compiler.set_stance("force_eager")
-    with torch.no_grad(), eager, in_mode(engine.net, training=False), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), alone(), eager, in_mode(engine.net, training=False), FlopCounterMode(display=False) as counter:
         engine.net(images)
     return float(counter.get_total_flops()) / len(images)
 

@@ -6,6 +6,7 @@ plans: which images, by block  →  gather (bytes)  →  views, augmented on the
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gracecl import rng
+from gracecl import processes, rng
 from gracecl.core import Batch, LossTable, Plan, Planning, Progress, Selection, StreamBatch, View
 from gracecl.detectors import Detector
 from gracecl.engine.assemble import assemble
@@ -172,6 +173,11 @@ class Engine:
             progress = replace(progress, task=batch.task, first_of_task=True, current=())
             self.progress, self.task_open = progress, True
             self.chain.begin_task(progress)
+        if self.net.sharing != "off" and not processes.all_have(zlib.crc32(batch.labels.tobytes()), self.device):
+            raise UserError(
+                "the processes of the group were given different batches; give the whole batch to each, or sharing='off' to a "
+                "learner of one process"
+            )
         met = dict.fromkeys(batch.labels.tolist())
         seen, current = dict.fromkeys(progress.seen), dict.fromkeys(progress.current)
         if not met.keys() <= current.keys():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._functorch import config as functorch
 
-from gracecl import detectors, nets, rng
+from gracecl import detectors, nets, processes, rng
 from gracecl.engine import auto
 from gracecl.engine.engine import Engine
 from gracecl.engine.live import Live
@@ -27,8 +27,8 @@ from gracecl.registry.options import Layout, LearnerOptions
 
 SAFE_CHANNELS, FEWER_CHANNELS, SMALL_IMAGE = 16, 8, 32
 """from which on channels-last is safe on every CPU; with AVX2; and with AVX-512 for images of at most so many pixels a side"""
-
-
+SHARED = ("er", "derpp", "scr", "mose", "grace", "mkd", "multi_update", "mirrored", "best", "closed")
+"""parts of learners whose losses in several processes a test compares with those in one; slda and its kind are closed(...)"""
 SMALLEST_CROPPED = 16
 """pixels a side below which a random crop leaves too little of an image"""
 LOOKED_AT = 100_000
@@ -77,6 +77,9 @@ class Recipe(LearnerOptions):
         with rng.torch_seed(self.seed, "net"):
             net = nets.build(self.net if live.net is None else live.net, inputs, classes, taps_for(method, self.taps)).to(device)
         net = net.to(memory_format=memory_format(self.layout, net, device, max(inputs.shape[1:], default=1)))  # type: ignore[call-overload]
+        if processes.count() > 1 and self.sharing != "off":
+            self._check_shared(method)
+            net.sharing = self.sharing
         if self.cuda_graphs:
             if device.type != "cuda":
                 raise UserError(f"--cuda-graphs needs a GPU, and this learner is on the {device.type}; leave it out")
@@ -97,6 +100,19 @@ class Recipe(LearnerOptions):
             precision=self.precision,
             detector=detectors.build(self.boundaries),
         )
+
+    def _check_shared(self, method: Method) -> None:
+        """Refuse what several processes cannot do together."""
+        if unknown := [part.name for part in method.parts if part.name not in SHARED]:
+            raise UserError(
+                f"{unknown[0]} was not shown to learn in several processes what it learns in one; use one process (--nproc 1), "
+                f"or a learner made of {', '.join(SHARED)}"
+            )
+        for option, given in {"compile": self.compile, "cuda_graphs": self.cuda_graphs}.items():
+            if given:
+                raise UserError(f"{option} is for one process, and this learner is in a group of {processes.count()}; leave it out")
+        if self.store.startswith("disk"):
+            raise UserError("a memory on disk belongs to one process, and this learner is in a group; use --store ram")
 
 
 def augment_for(augment: str, inputs: Inputs) -> str:

@@ -38,6 +38,8 @@ class Update:
         self.chain, self.net, self.params = chain, net, params
         self.optimizer, self.scaler, self.precision = optimizer, scaler, precision
         self.device = net.classifier.weight.device
+        self.may_autocast = torch.amp.is_autocast_available(self.device.type)
+        """whether the program around the learner may have set a precision for the device"""
         self.norms = Norms(self.device, self._not_finite)
         self.order = 2.0 if self.device.type == "cpu" else math.inf
         """of the norm: the second is fastest on a CPU, where one that overflows can be looked into at once"""
@@ -121,7 +123,7 @@ class Update:
             return out, table
 
     def autocast(self) -> AbstractContextManager[Any]:
-        if self.precision == "fp32" and not torch.is_autocast_enabled(self.device.type):  # of the program around the learner
+        if self.precision == "fp32" and not (self.may_autocast and torch.is_autocast_enabled(self.device.type)):
             return nullcontext()
         return torch.autocast(self.device.type, dtype=DTYPES.get(self.precision), enabled=self.precision != "fp32")
 

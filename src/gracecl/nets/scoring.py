@@ -21,6 +21,7 @@ from gracecl.core import Taps
 from gracecl.functional.losses import cross_entropy, cross_entropy_of_each
 from gracecl.inputs import leaves
 from gracecl.nets.mode import in_mode
+from gracecl.nets.sharing import alone
 from gracecl.nets.tapped import TappedNet
 
 Normalisation = Literal["frozen", "eval", "train"]
@@ -128,7 +129,7 @@ def gradients_of_each(net: TappedNet, weights: Weights, score: Callable[..., Ten
 
     images = next(leaf.shape[0] * leaf.shape[1] for _, leaf in leaves(x))
     # Fused attention has no rule for many gradients at once and would fall back to one after the other.
-    with scoring(net, "eval"), sdpa_kernel(SDPBackend.MATH):
+    with scoring(net, "eval"), sdpa_kernel(SDPBackend.MATH), alone():
         found: Weights = vmap(grad(of_one), in_dims=(None, *(0 for _ in (x, *given))))(weights, x, *given)
     net.meter.count(forward=images, backward=images)
     return found

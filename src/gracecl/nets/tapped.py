@@ -16,6 +16,8 @@ from gracecl.inputs import Batched, Inputs, leaves, loaded
 from gracecl.nets.batches import MOST_AT_ONCE, batch_for
 from gracecl.nets.growth import ClassAxis, Growth
 from gracecl.nets.mode import in_mode
+from gracecl.nets.sharing import features_of_all
+from gracecl.registry.options import Sharing
 
 M = TypeVar("M", bound=nn.Module)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -171,11 +173,13 @@ class TappedNet(nn.Module):
         """whether scoring passes look at each image and at its mirror image, and average what they show"""
         self.of_images: TrunkVectors | None = None
         """set where the net is given the trunk's vectors in place of images"""
+        self.sharing: Sharing = "off"
+        """how the processes of a group share its passes"""
         self._at_once: dict[tuple[tuple[int, ...], ...], int] = {}
 
     def forward(self, x: Batched) -> Taps:
         if self.of_images is None:
-            features = self.backbone(x)
+            features = features_of_all(self.backbone, x, self.sharing)
         else:
             features = self.backbone.read_vectors(x.split(list(self.of_images.widths), dim=1))
         return Taps(features, self.classifier(features), self.projector)

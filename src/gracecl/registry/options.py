@@ -27,6 +27,7 @@ Layout = Literal["auto", "contiguous", "channels_last"]
 Precision = Literal["fp32", "bf16", "fp16"]
 SchedulerStep = Literal["step", "task"]
 TrunkFeatures = Literal["auto", "torch", "onnx", "off"]
+Sharing = Literal["exact", "local_norm", "off"]
 ALIASES = {"buffer_size": "memory"}
 """what other libraries call an option"""
 OPTIMIZER = "adam(lr=0.001, weight_decay=0.0001)"
@@ -46,6 +47,7 @@ ADDED_LATER = {
     "eval_after_marks": 0,
     "eval_images": None,
     "store": "ram",
+    "sharing": "exact",
     "prequential": False,
     "near_future": 0,
     "probabilities": False,
@@ -99,6 +101,9 @@ class LearnerOptions:
     """how maps lie in memory, which shows in speed and rounding; auto is channels_last on a CPU, for nets wide enough"""
     store: str = "ram"
     """where the memory's images are kept: ram, disk (a mapped file, with the same results), or "jpeg(quality=90)" (lossy)"""
+    sharing: Sharing = "exact"
+    """how several processes share each pass (--nproc): exact gives the numbers of one process, local_norm lets BatchNorm see each
+    process's images alone, off lets each process learn by itself"""
 
     def __post_init__(self) -> None:
         if not isinstance(self.net, str):

@@ -20,6 +20,7 @@ def resume(
     plugin: tuple[str, ...] = (),
     log: Trackers = (),
     jobs: str = "auto",
+    nproc: int = 1,
     *,
     cluster: Cluster,
 ) -> int:
@@ -31,6 +32,7 @@ def resume(
         plugin: modules or files that register what the run uses (default: those it was begun with)
         log: also show the runs in TensorBoard, Weights & Biases or MLflow; one that was shown there goes on in its place
         jobs: runs at once, each in a process of its own and with the threads it was begun with; auto is as many as fit the cores
+        nproc: processes that learn each run together, each on a part of every batch; runs then go one after the other
     """
     plugins = found_plugins(plugin)
     from gracecl.lab import report
@@ -51,5 +53,5 @@ def resume(
     if not works:
         return code
     with logs.logging(works, folder, log):
-        outcomes = run_all(works, number_of(jobs), None, cluster)
+        outcomes = run_all(works, number_of(jobs), None, cluster, nproc)
     return conclude(folder, outcomes) or code

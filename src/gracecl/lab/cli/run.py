@@ -35,6 +35,7 @@ def run(
     log: Trackers = (),
     jobs: str = "auto",
     threads: int | None = None,
+    nproc: int = 1,
     cluster: Cluster,
     **options: Any,
 ) -> int:
@@ -56,6 +57,7 @@ def run(
         jobs: runs at once, each in a process of its own; auto is as many as there are cores, one on a GPU, and on a cluster as many
             as it has room for
         threads: of each run (default: the cores, shared out); with equal threads a run has equal bits, whatever --jobs
+        nproc: processes that learn each run together, each on a part of every batch; runs then go one after the other
     """
     from gracecl.lab.runs import logs
     from gracecl.lab.runs.jobs import run_all
@@ -70,5 +72,5 @@ def run(
         print_err(line)
     works = [Work.new(replace(config, seed=seed), out, data, plugin) for config, _ in settled for seed in numbers]
     with logs.logging(works, out, log):
-        outcomes = run_all(works, number_of(jobs), threads, cluster)
+        outcomes = run_all(works, number_of(jobs), threads, cluster, nproc)
     return conclude(out, outcomes)

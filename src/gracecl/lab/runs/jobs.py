@@ -42,6 +42,7 @@ from gracecl.machine import MOST_THREADS
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 SECONDS_BETWEEN_SIGNAL_CHECKS = 0.2
 SECONDS_FOR_LAST_WORDS = 1.0
+Status = Literal["finished", "refused", "crashed", "stopped"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Outcome:
     """Outcome of a run: finished, refused, crashed or stopped, with the error message."""
 
     work: Work
-    status: Literal["finished", "refused", "crashed", "stopped"] = "finished"
+    status: Status = "finished"
     message: str = ""
     node: str = ""
     """name of the node of a cluster that the run ended on"""
@@ -59,8 +60,12 @@ class Outcome:
         return f"{title}: finished{place}" if self.status == "finished" else f"gracecl: {title}{place}: {self.message}"
 
 
-def run_all(works: Sequence[Work], jobs: int | None = None, threads: int | None = None, cluster: Cluster = HERE) -> list[Outcome]:
+def run_all(
+    works: Sequence[Work], jobs: int | None = None, threads: int | None = None, cluster: Cluster = HERE, nproc: int = 1
+) -> list[Outcome]:
     """Execute runs, `jobs` at once with `threads` each, and return their outcomes in the order given.
+
+    With `nproc`, runs go one after the other, and so many processes learn each of them together.
 
     A run that fails does not stop the others; the error of a single run on this machine is raised. Child processes and nodes of a
     cluster know what a run's plugins register, not what the calling program registered itself.
@@ -73,7 +78,12 @@ def run_all(works: Sequence[Work], jobs: int | None = None, threads: int | None 
     at_once, shared_threads = share(works, jobs, threads, cores())
     board = watch.Board(len(works), len(works) - len(unfinished))
     executor: Executor
-    if cluster.engine != "local":
+    if nproc != 1:
+        check_group(nproc, jobs, cluster)
+        from gracecl.lab.runs.group import GroupExecutor
+
+        executor = GroupExecutor(nproc, threads or threads_of_each(nproc, cores()), board)
+    elif cluster.engine != "local":
         executor = cluster.executor(jobs, threads, board)
     elif len(works) == 1:
         works[0].run(watch.LiveWatch(), shared_threads)
@@ -99,6 +109,23 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def check_group(nproc: int, jobs: int | None, cluster: Cluster) -> None:
+    """Refuse what does not go with several processes per run."""
+    if not 1 <= nproc <= MOST_THREADS:
+        raise UserError(f"--nproc must be between 1 and {MOST_THREADS}, not {nproc}; one for each core or GPU is enough")
+    if cluster.engine != "local" or (jobs or 1) > 1:
+        other = "--jobs" if cluster.engine == "local" else f"--engine {cluster.engine}"
+        raise UserError(f"with --nproc runs go one after the other on this machine; leave {other} out")
+    if not hasattr(os, "fork"):
+        raise UserError("--nproc needs a POSIX system; leave it out")
+
+
+def threads_of_each(at_once: int, cores: int) -> int:
+    """Return the threads of each of several processes: $OMP_NUM_THREADS, else the cores, shared out."""
+    users = re.match(r"[1-9]\d*", os.environ.get("OMP_NUM_THREADS", ""))
+    return int(users[0]) if users else max(1, cores // at_once)
+
+
 def share(works: Sequence[Work], jobs: int | None, threads: int | None, cores: int) -> tuple[int, int | None]:
     """Return how many runs execute at once and the threads of each; None leaves the threads to torch.
 
@@ -115,8 +142,7 @@ def share(works: Sequence[Work], jobs: int | None, threads: int | None, cores: i
         at_once = 1
     if at_once < 2:
         return 1, threads
-    users = re.match(r"[1-9]\d*", os.environ.get("OMP_NUM_THREADS", ""))
-    threads = threads or (int(users[0]) if users else max(1, cores // at_once))
+    threads = threads or threads_of_each(at_once, cores)
     if jobs is None:
         most = max([threads, *(work.threads or 1 for work in works if not work.finished)])
         at_once = max(1, min(at_once, cores // most))

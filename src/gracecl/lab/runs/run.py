@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gracecl import __version__, checkpoint, detectors, streams
+from gracecl import __version__, checkpoint, detectors, processes, streams
 from gracecl.engine.allotment import Allotment
 from gracecl.engine.cost import forward_flops
 from gracecl.engine.engine import Engine
@@ -34,7 +34,7 @@ from gracecl.lab.runs import remote
 from gracecl.lab.runs.frozen import kept_features
 from gracecl.lab.runs.limits import ALLOTTED, costs, measured
 from gracecl.lab.runs.lock import locked
-from gracecl.lab.runs.recorder import Recorder
+from gracecl.lab.runs.recorder import NoRecord, Recorder
 from gracecl.lab.runs.trainer import Trainer
 from gracecl.lab.runs.watch import Watch
 from gracecl.machine import check_threads, forget_peak, peak_memory
@@ -185,11 +185,7 @@ class Work:
             raise UserError(
                 f"a memory on disk cannot lie at {url}, as its file changes in place; use --store ram, or a folder as --out"
             )
-        try:
-            make_folder(self.folder)
-        except OSError as error:
-            raise UserError(f"cannot make the run's folder ({error}); choose another --out") from None
-        with locked(self.folder, patience), remote.kept(self.folder, patience) as upload:
+        with self._held(patience) as upload:
             if not self.finished:
                 remedy = "continue it from Python: call gracecl.run as it was called, with {name}= and out="
                 self.live.check(f"the run in {self.folder}", vars(self.config), remedy)
@@ -200,7 +196,25 @@ class Work:
                     raise UserError(
                         f"the run's own code asked to end the program (SystemExit: {end.code}); what was saved before is intact"
                     ) from None
+        processes.wait_for_all()
         return self.folder
+
+    @contextmanager
+    def _held(self, patience: float) -> Iterator[Callable[[], None]]:
+        """Hold the folder, and yield what uploads it. The first process of a group does, before the others look into it."""
+        if not processes.is_first():
+            processes.wait_for_all()
+            yield lambda: None
+            return
+        try:
+            make_folder(self.folder)
+        except OSError as error:
+            raise UserError(f"cannot make the run's folder ({error}); choose another --out") from None
+        with locked(self.folder, patience), remote.kept(self.folder, patience) as upload:
+            for left in (*self.folder.rglob("*.part"), *self.folder.glob(".tmp*")):  # of a process that was killed while it wrote
+                left.unlink()
+            processes.wait_for_all()
+            yield upload
 
     @contextmanager
     def own_code(self) -> Iterator[Code]:
@@ -263,7 +277,7 @@ def build(
     engine, stream = learner_and_stream(config, data_root, live, allotted, record.parent / MEMORY)
     name_unfit_augmentation(config.augment, engine.method, engine.net.inputs)
     name_flat_images(config.augment, engine.method, stream.batch(0).x)
-    recorder = Recorder(record, kept)
+    recorder = Recorder(record, kept) if processes.is_first() else NoRecord()
     try:
         return Trainer(engine, stream, recorder, config, callbacks)
     except UserError:
@@ -321,8 +335,6 @@ def _train(
     work: Work, code: Code, watch: Watch, threads: int | None, callbacks: Callbacks | None, upload: Callable[[], None]
 ) -> None:
     config, folder = work.config, work.folder
-    for left in (*folder.rglob("*.part"), *folder.glob(".tmp*")):  # of a process that was killed while it wrote
-        left.unlink()
     saved = folder / CHECKPOINT
     state = load_checkpoint(saved, config) if saved.exists() else None
     begun = replace(work.as_begun(), layout=state["layout"]) if state else work.as_begun()
@@ -340,16 +352,22 @@ def _train(
             _restore(trainer, state, saved)
         per_image = forward_flops(trainer.engine)
         told = {} if allotted is None else {ALLOTTED: allotted.as_text()}
-        _write_config(work, trainer, {"forward_flops": per_image, **told})
-        (folder / STOPPED).unlink(missing_ok=True)
+        shared = {"processes": processes.count()} if processes.count() > 1 else {}
+        processes.wait_for_all()
+        if processes.is_first():
+            _write_config(work, trainer, {"forward_flops": per_image, **told, **shared})
+            (folder / STOPPED).unlink(missing_ok=True)
         try:
             _finish(trainer, config, code, saved, watch, told, upload)
         except StopTraining as stop:
             why = f": {stop}" if str(stop) else ""
-            write_text(folder / STOPPED, f"after step {trainer.at} of {len(trainer.stream)}{why}")
+            if processes.is_first():
+                write_text(folder / STOPPED, f"after step {trainer.at} of {len(trainer.stream)}{why}")
             return
         record = trainer.recorder.sync()
         _note_peak(trainer)
+    if not processes.is_first():
+        return
     timing = vars(trainer.timing) | {"steps": len(trainer.stream), "run": run_name(asdict(config))} | costs(trainer, per_image)
     checkpoint.write_atomically(folder / "timing.json", lambda beside: beside.write_text(sealed(timing)))
     report.write_run_report(folder, record)
@@ -433,6 +451,8 @@ def _finish(
     loaded_before = _late_files(saved.parent)
 
     def save() -> None:
+        if not processes.is_first():
+            return
         _note_peak(trainer)
         record = trainer.recorder.sync()._asdict()
         late = code.late_files(loaded_before)
@@ -442,7 +462,7 @@ def _finish(
         upload()
 
     def keep(ended: int) -> None:
-        if config.snapshots:
+        if config.snapshots and processes.is_first():
             write_snapshot(saved.parent, ended, config, trainer.engine.net)
 
     if trainer.at == 0:
@@ -455,11 +475,11 @@ def _finish(
             if trainer.at > step and trainer.stream.ends_task(step):  # before any checkpoint that would not come back to this step
                 keep(int(np.count_nonzero(np.diff(trainer.stream.task_of_step[: step + 1]))) + 1)
             watch.advance()
-            if stopped:
+            if processes.any_says(bool(stopped)):
                 save()
                 fit = trainer.engine.unfinished_fit
                 where = f"stopped after step {trainer.at} of {len(trainer.stream)}" + (f" and {fit}" if fit else "")
-                raise Interrupted(f"{where}; continue with: {resume_command(saved.parent)}", stopped[0])
+                raise Interrupted(f"{where}; continue with: {resume_command(saved.parent)}", *stopped[:1])
             if trainer.stopped and not trainer.done:
                 save()
                 raise trainer.stopped

@@ -12,7 +12,7 @@ from gracecl.engine.engine import Engine
 from gracecl.engine.loop import Callbacks, Loop, Timing
 from gracecl.engine.read_ahead import read_ahead
 from gracecl.errors import Caution
-from gracecl.lab.runs.recorder import Recorder
+from gracecl.lab.runs.recorder import NoRecord, Recorder
 from gracecl.registry.options import RunOptions
 from gracecl.streams import Stream
 
@@ -36,7 +36,7 @@ class Trainer(Loop):
         self,
         engine: Engine,
         stream: Stream,
-        recorder: Recorder,
+        recorder: Recorder | NoRecord,
         asked: RunOptions | None = None,
         callbacks: Callbacks | None = None,
     ) -> None:

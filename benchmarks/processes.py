@@ -1,0 +1,52 @@
+"""What a second process gives one learner: two of one thread that share its passes, against one process of two threads."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import numpy as np
+
+from benchmarks.measure import Row, row
+from benchmarks.scene import Scene
+from benchmarks.workers import Setting, seconds_in_turns, workers
+
+PROCESSES = 2
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    subjects = (("er()", 4),) if quick else (("er()", 20), ("mose()", 20), ("mose()", 64))
+    for method, width in subjects:
+        for sharing in ("exact", "local_norm"):
+            yield shared(method, width, sharing, quick)
+
+
+def shared(method: str, width: int, sharing: str, quick: bool) -> Row:
+    """Images per second of two processes with one thread each, against one process with two threads."""
+    net = f"resnet18(width={width})"
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(PROCESSES)}
+    members = [
+        Setting(method, net, 1, {"sharing": sharing, "device": "cpu"}, environment=group | {"RANK": str(rank)})
+        for rank in range(PROCESSES)
+    ]
+    alone = Setting(method, net, PROCESSES, {"device": "cpu"})
+    with workers([*members, alone]) as found:
+        both, single = seconds_in_turns([found[:-1], found[-1:]], 2 if quick else 9, 2 if quick else 5)
+    images = Scene(method, net, device="cpu").images_per_step()
+    together = np.max(both, axis=0)
+    return row(
+        f"two processes, {method}, width {width}, {sharing}",
+        f"images per second of {method} in two processes of one thread that share each pass (sharing={sharing!r})",
+        "in one process of two threads",
+        single[0] / together,
+        aim=None,
+        sense="at least",
+        images_per_second=images / float(np.median(together)),
+        images_per_second_against=images / float(np.median(single)),
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
