@@ -14,7 +14,7 @@ import torch
 
 from gracecl import Learner, UserError, stream
 from gracecl.engine.evaluate import evaluate
-from gracecl.engine.loop import Log, Loop
+from gracecl.engine.loop import Loop
 from gracecl.engine.prequential import predict
 from gracecl.files import write_json
 from gracecl.functional import metrics as m
@@ -23,18 +23,10 @@ from gracecl.lab.report import evaluation_figures, frames, measures
 from gracecl.lab.report.runs import Run, measure, summary
 from gracecl.streams import Stream
 from gracecl.testing import feed, toy_data, toy_engine, toy_stream
+from noted_log import Noted
 
 EVALUATIONS = [[80], [90], [50, 40], [70, 60], [84, 70], [60, 45, 30], [75, 58, 55], [80, 66, 72]]
 ENDS = (1, 4, 7)
-
-
-class Noted(Log):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[dict[str, Any]] = []
-
-    def write(self, lines: list[dict[str, Any]]) -> None:
-        self.lines += lines
 
 
 def looped(method: str, on: Stream, **asked: Any) -> tuple[Loop, list[dict[str, Any]]]:

@@ -15,7 +15,7 @@ import torch
 from gracecl import Learner, UserError
 from gracecl.engine import loop as loop_module
 from gracecl.engine.engine import Engine
-from gracecl.engine.loop import Callbacks, Log, Loop, TrainingState
+from gracecl.engine.loop import Callbacks, Loop, TrainingState
 from gracecl.engine.prequential import predict
 from gracecl.engine.recipe import Recipe
 from gracecl.errors import Caution
@@ -25,6 +25,7 @@ from gracecl.lab import report
 from gracecl.lab.runs.run import Interrupted, RunConfig, Work, resume
 from gracecl.streams import Stream
 from gracecl.testing import toy_engine, toy_stream
+from noted_log import Noted
 from stopping import StopAfter
 from waiting import wait_until
 
@@ -36,20 +37,6 @@ RUN: dict[str, Any] = {
     "device": "cpu",
     "threads": 1,
 }
-
-
-class Noted(Log):
-    """Keeps what was logged."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[dict[str, Any]] = []
-
-    def write(self, lines: list[dict[str, Any]]) -> None:
-        self.lines += lines
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [line for line in self.lines if line["kind"] == kind]
 
 
 def trained(method: str, engine: Engine | None = None, **asked: Any) -> tuple[Loop, Noted]:

@@ -10,7 +10,7 @@ from gracecl.functional import metrics
 from gracecl.functional.metrics import Array
 from gracecl.lab.report.measures import calibration_rows, gap_rows
 from gracecl.lab.report.runs import Run
-from gracecl.lab.report.style import INK, METHOD_COLOURS, QUIET, mark_tasks, new_figure, plain, save
+from gracecl.lab.report.style import INK, METHOD_COLOURS, QUIET, colour_bar, mark_tasks, new_figure, plain, save
 
 FADING = 0.999
 SHARE_OF_STREAM = 50
@@ -79,10 +79,7 @@ def confusion(run: Run, path: str | Path) -> bool:
     axes.tick_params(length=0, labelsize=8, colors=QUIET)
     axes.set_xlabel("predicted class", size=8.5, color=INK)
     axes.set_ylabel("class", size=8.5, color=INK)
-    bar = figure.colorbar(image, ax=axes, fraction=0.045)
-    bar.set_label("of the class (%)", size=8.5, color=INK)
-    bar.ax.tick_params(labelsize=8, colors=QUIET, length=2)
-    bar.outline.set_visible(False)
+    colour_bar(figure, image, axes, "of the class (%)", fraction=0.045)
     figure.suptitle(f"{run.title}\nrule {run.rule}", x=0.01, ha="left", size=9, color=INK)
     save(figure, path)
     return True

@@ -20,6 +20,7 @@ from gracecl.lab.report.style import (
     MOST_NUMBERED_TASKS,
     QUIET,
     End,
+    colour_bar,
     label_ends,
     layer_colours,
     mark_tasks,
@@ -74,10 +75,7 @@ def accuracy_matrix(run: Run, path: str | Path) -> bool:
     means.set(xticks=[1], xticklabels=["mean\nseen"])
     tasks.set_xlabel("accuracy on task", size=8.5, color=INK)
     tasks.set_ylabel("after training task", size=8.5, color=INK)
-    bar = figure.colorbar(image, ax=means, fraction=0.6, pad=0.3, aspect=25)
-    bar.set_label("accuracy (%)", size=8.5, color=INK)
-    bar.ax.tick_params(labelsize=8, colors=QUIET, length=2)
-    bar.outline.set_visible(False)
+    colour_bar(figure, image, means, "accuracy (%)", fraction=0.6, pad=0.3, aspect=25)
     figure.suptitle(f"{run.title}\nrule {run.rule}", x=0.01, ha="left", size=9, color=INK)
     save(figure, path)
     return True

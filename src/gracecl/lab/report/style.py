@@ -103,6 +103,14 @@ def plain(axes: Axes, title: str = "", *, above: float = 4.0) -> None:
     axes.yaxis.label.set(size=8.5, color=INK)
 
 
+def colour_bar(figure: Figure, image: Any, axes: Axes, label: str, **place: float) -> None:
+    """Draw what the colours of an image mean beside it."""
+    bar = figure.colorbar(image, ax=axes, **place)
+    bar.set_label(label, size=8.5, color=INK)
+    bar.ax.tick_params(labelsize=8, colors=QUIET, length=2)
+    bar.outline.set_visible(False)
+
+
 def mark_tasks(axes: Axes, last_steps: Sequence[int], *, numbers: bool = True) -> None:
     """A thin line where each task but the first begins, its number above its part of the stream."""
     ends = [step + 1 for step in last_steps]
