@@ -103,7 +103,7 @@ def plain(axes: Axes, title: str = "", *, above: float = 4.0) -> None:
     axes.yaxis.label.set(size=8.5, color=INK)
 
 
-def colour_bar(figure: Figure, image: Any, axes: Axes, label: str, **place: float) -> None:
+def colour_bar(figure: Figure, image: Any, axes: Axes, label: str, **place: Any) -> None:
     """Draw what the colours of an image mean beside it."""
     bar = figure.colorbar(image, ax=axes, **place)
     bar.set_label(label, size=8.5, color=INK)
