@@ -93,6 +93,8 @@ def check_command(command: str, workplace: Path) -> None:
         arguments += ["--draws", "2", "--points", "3", "--images", "20"]
     if arguments[0] == "run" and "split-cifar100" in arguments:
         arguments = [word.replace("width=64", "width=8") for word in arguments] + ["--steps", "2", "--seeds", "0"]
+    elif arguments[0] == "run" and "--steps" not in arguments:
+        arguments += ["--steps", "20"]
     if arguments[0] in ("run", "study"):
         arguments += ["--jobs", "1"]  # each of several processes would load everything anew
     done = call(arguments, workplace)
