@@ -1,4 +1,7 @@
-"""Images that are kept from training: the first ones of each class, an equal share of a store's slots for every class met."""
+"""Images that are kept from training: the first ones of each class, an equal share of a store's slots for every class met.
+
+On a GPU it waits for the device, as the host keeps the list of slots.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 The game: candidates are the players, and a set of them is worth the share of an evaluation point's label among its K nearest in
 the set (counted over K, also where the set is smaller). Sorting the candidates by distance gives every player's value at once.
+
+On a GPU it waits for the device, as the host keeps the list of slots.
 """
 
 from __future__ import annotations

@@ -20,6 +20,8 @@ memory is full, replay begins in the first task, and a class with few stored ima
 forced into memory. It does not follow that program's forwards whose gradients are thrown away and which move BatchNorm's statistics
 three times a step. Values are exact also where there are fewer candidates than neighbours. 64 images are replayed and n_c follows
 from that (the program: 10, with n_c of 2 for CIFAR-100 and 9 for CIFAR-10).
+
+On a GPU each step waits for the device, as the host keeps the list of slots that are drawn and replaced.
 """
 
 from __future__ import annotations

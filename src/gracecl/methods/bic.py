@@ -22,6 +22,8 @@ not known at its start, so λ and the share of each class in the validation stor
 exact minimum, found by Newton's method within 5 of a = 1 and b = 0 (the program: 200 epochs of gradient descent, its net in
 training mode, so that BatchNorm sees single validation batches); without images of both new and old classes in the store they stay
 1 and 0; weight decay does not change from task to task. In later epochs over a task, held-out images are known by their pixels.
+
+On a GPU the host waits for the device where a task ends, for the values that it records.
 """
 
 from __future__ import annotations

@@ -26,6 +26,8 @@ Differences from the paper and its program: p, p', q and Q's inputs span the cla
 scored as they are stored and augmented after the selection (the program scores them beside their augmented view and trains on that
 same view), and scoring does not move BatchNorm's running statistics; T is the run's augmentation (`--augment full` is the
 program's); the stream's batch passes the net once more, as in MIR; 64 of 256 candidates are replayed (the program: 10 of 50).
+
+On a GPU each step waits for the device, as the host keeps the list of slots that are drawn.
 """
 
 from __future__ import annotations

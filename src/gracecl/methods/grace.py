@@ -17,6 +17,8 @@ budget, and the task that just ended belongs to it (`past_tasks`); accuracies ar
 are those of the heads' softmax (the printed algorithm takes the softmax of the features: `entropy_of`), of every layer
 (`entropy_layers`), averaged (`entropy_sum`) over all images of the step and spread over all outputs. Predictions are the inner
 method's. On a stream without task marks α is renewed every `refresh_every` steps, which is our extension.
+
+On a GPU the host waits for the device where a task ends, for the accuracies that it records.
 """
 
 from __future__ import annotations

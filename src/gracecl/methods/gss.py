@@ -17,6 +17,8 @@ paper's); victims are drawn by scores scaled from the lowest to the highest (the
 paper's); new and replayed images share one optimizer step (the program takes two, ten times per batch: see `mem_iters`); a batch
 that does not fit is cut (the program's memory may grow beyond its size); slots are drawn uniformly where too few have a chance
 (the program stops with an error).
+
+On a GPU each step with a full memory waits for the device, as the host decides which slots are replaced.
 """
 
 from __future__ import annotations

@@ -25,6 +25,8 @@ Differences from the paper: one pass over the stream with n_recall exemplars bes
 and all exemplars); herding among candidates as above, in the features of the deepest tapped layer; a class that comes again is
 herded anew from its exemplars and the new images; losses are summed over classes, as the paper writes and the survey does (the
 authors' program and others take the mean); a class without any image cannot be predicted.
+
+On a GPU herding waits for the device, as the host keeps the list of slots.
 """
 
 from __future__ import annotations

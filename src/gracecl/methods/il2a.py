@@ -29,6 +29,8 @@ statistics move twice). As the distillation grows with the square root of the nu
 
 No softmax here spans a class before it is met. Under grace(...) say classes='seen', or the entropy of all outputs is lowered
 through those of unmet classes, which nothing else holds.
+
+On a GPU the host waits for the device where a task ends, as it keeps the list of covariances.
 """
 
 from __future__ import annotations

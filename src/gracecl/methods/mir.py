@@ -17,6 +17,8 @@ out); BatchNorm normalises the candidates by their own batch as the paper's prog
 statistics (`score_bn`); the stream's batch passes the net once more in the training step, so a step costs its forward and backward
 twice (the paper's program reuses the gradient), which lets planning leave the learner untouched and wrappers reweigh the loss;
 64 of 256 candidates are replayed (the program: 10 of 50).
+
+On a GPU each step waits for the device, as the host keeps the list of slots that are drawn.
 """
 
 from __future__ import annotations

@@ -27,6 +27,8 @@ from the first step on, before there is anything in H; takes one softmax over al
 the pairs' factors instead of their products, which changes the function; and starts the new pair at A = B = 0, where only the
 moments that Adam has left move it. reference=True does all of that. Images are normalised as the run says (the program does not;
 `--normalise half` is what timm's ViT-B/16 expects).
+
+On a GPU each step waits for the device, as the host looks for plateaus of the loss.
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ precision (in the program's single precision two may coincide); the reservoir is
 fp16); the projection's width goes with the net's; unseen classes are ruled out at inference. That p counts twice within u is the
 program's, by the library it mixes with. On a stream without task marks every step is one of a later task, once memory holds an
 image, which is our extension.
+
+On a GPU each step waits for the device, as the host decides which classes are mixed.
 """
 
 from __future__ import annotations
