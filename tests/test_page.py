@@ -36,7 +36,9 @@ def test_the_page_holds_the_runs(tmp_path: Path) -> None:
     run = read_run(tmp_path / "mose()" / "100" / "1")
     shown = data["runs"][1]
     assert shown["folder"] == "mose()/100/1"
-    assert shown["config"] == run.config
+    assert data["groups"][0]["config"] | shown["config"] == run.config
+    assert "seed" in shown["config"]
+    assert "net" not in shown["config"], "written once for all seeds"
     assert shown["rules"]["ncm_mean"]["values"]["acc"] == pytest.approx(run.matrix("ncm_mean")[-1].mean(), abs=1e-5)
     assert data["quantiles"] == {}, "two seeds have no interval"
 
@@ -92,7 +94,7 @@ def test_nothing_is_fetched_and_no_text_ends_the_data(tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"net": "</script><script>alert(1)</script>"}))
     text = page.html(page.content(find_runs(tmp_path), "<title>"))
-    assert data_of(text)["runs"][0]["config"]["net"] == "</script><script>alert(1)</script>"
+    assert data_of(text)["groups"][0]["config"]["net"] == "</script><script>alert(1)</script>"
     assert "alert(1)</script>" not in text
     own = text.replace(page._vendored("d3.min.js", "d3"), "").split("<script>/*\nplot")[0]
     assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', own)

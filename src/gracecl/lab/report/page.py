@@ -89,7 +89,8 @@ def content(runs: Sequence[Run], title: str, root: Path | None = None, paper: st
     shown = [(place, run) for place, group in enumerate(with_all) for run in group.runs]
     points = _points([run for _, run in shown])
     rules = dict.fromkeys(rule for _, run in shown for rule in run.rules())
-    found = [_run(place, run, root, points, run is with_all[place].runs[0]) for place, run in shown]
+    shared = [_shared(group.runs) for group in with_all]
+    found = [_run(place, run, shared[place], root, points, run is with_all[place].runs[0]) for place, run in shown]
     measured = {name for run in found for rule in run["rules"].values() for name in rule["values"]}
     most = max((len(group.runs) for group in groups), default=0)
     return {
@@ -103,8 +104,8 @@ def content(runs: Sequence[Run], title: str, root: Path | None = None, paper: st
         "rules": sorted(rules, key=is_tap),
         "quantiles": {str(n): t_quantile(n) for n in range(FEWEST_SEEDS, most + 1)},
         "groups": [
-            {"label": group.label, "rule": group.rule, "unfinished": group.unfinished, "paper": values}
-            for group, values in zip(groups, printed, strict=True)
+            {"label": group.label, "rule": group.rule, "unfinished": group.unfinished, "paper": values, "config": config}
+            for group, values, config in zip(groups, printed, shared, strict=True)
         ],
         "runs": found,
         "reading": " ".join([READING, *([about(used)] if (used := _used(columns, printed)) else []), terms(groups)]),
@@ -114,7 +115,13 @@ def content(runs: Sequence[Run], title: str, root: Path | None = None, paper: st
     }
 
 
-def _run(place: int, run: Run, root: Path | None, points: int, first: bool) -> dict[str, Any]:
+def _shared(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the entries of the configuration that all of these runs have; thousands of runs need not repeat them."""
+    texts = [{name: repr(value) for name, value in run.config.items()} for run in runs]
+    return {name: value for name, value in runs[0].config.items() if all(text.get(name) == texts[0][name] for text in texts)}
+
+
+def _run(place: int, run: Run, shared: dict[str, Any], root: Path | None, points: int, first: bool) -> dict[str, Any]:
     kept = _evaluations(run, points)
     rules: dict[str, Any] = {}
     for rule in run.rules():
@@ -127,7 +134,7 @@ def _run(place: int, run: Run, root: Path | None, points: int, first: bool) -> d
         "finished": run.finished,
         "folder": str(run.path.relative_to(root)) if root is not None and run.path.is_relative_to(root) else run.path.name,
         "command": command(run),
-        "config": run.config,
+        "config": {name: value for name, value in run.config.items() if name not in shared},
         "costs": {name: cost_of(run, name) for name in COSTS},
         "evals": {
             name: [record[key] for record in kept] for name, key in (("steps", "step"), ("tasks", "task"), ("ends", "task_end"))

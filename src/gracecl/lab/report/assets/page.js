@@ -2,14 +2,17 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
+  for (const run of data.runs) run.config = { ...data.groups[run.group].config, ...run.config };
   const OWN = "";
   const MOST_DRAWN = 8; // methods at the start; more lines than that cannot be told apart
+  const MOST_ROWS = 500; // of a table at the start; a browser takes seconds to lay out thousands
   const COLOURS = 7, DASHES = ["", "7 4", "2 3", "9 3 2 3"];
   const metrics = new Map(data.metrics.map((metric) => [metric.name, metric]));
   const seeds = d3.sort(new Set(data.runs.map((run) => run.seed)));
   const costs = data.costs.filter((cost) => data.runs.some((run) => Number.isFinite(run.costs[cost.name])));
   const state = { metric: "acc", rule: OWN, seeds: new Set(seeds), drawn: new Map(), run: 0, row: null, cost: costs[0]?.name, control: 0 };
   const sorted = { methods: { key: "acc", down: true }, differences: { key: "difference", down: true }, runs: { key: "method", down: false } };
+  const whole = new Set(); // tables that show all their rows
   /** What is drawn of a method: `state.drawn` has its place among the colours, which it keeps while it is drawn. */
   class Group {
     constructor(group, index) {
@@ -122,8 +125,12 @@
       render();
       element.querySelector(`[data-key="${CSS.escape(column.key)}"]`).focus();
     } }, foldable(column.title)) : column.title));
-    const body = rows.map((item) => make("tr", {}, ...columns.map((column) =>
+    const body = (whole.has(which) ? rows : rows.slice(0, MOST_ROWS)).map((item) => make("tr", {}, ...columns.map((column) =>
       make("td", { class: column.class }, column.cell(item)))));
+    if (body.length < rows.length) {
+      const all = make("button", { type: "button", onclick: () => { whole.add(which); render(); } }, `show all ${rows.length} rows`);
+      body.push(make("tr", {}, make("td", { colspan: columns.length }, all)));
+    }
     element.replaceChildren(make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body));
   }
   function shownMetrics() {
