@@ -1,0 +1,111 @@
+"""A device that is none: tensors whose values only operations of the device may touch, computed on the host behind its back.
+
+Inside the block of a `PretendedDevice`, tensors on `DEVICE` hold real values. As on a GPU, an operation that mixes them with host
+tensors fails, unless those are single numbers, and whatever makes the host wait for values (`.item()`, `.cpu()`, boolean indexing)
+is noted with the file of the package that asked for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+import gracecl
+
+DEVICE = torch.device("meta")
+"""what the tensors call themselves: a device that autograd and optimizers treat as any other"""
+PACKAGE = Path(gracecl.__file__).parent
+aten = torch.ops.aten
+COPIES = (aten._to_copy.default, aten.copy_.default)
+WAITS = (aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim, aten.equal, aten.is_nonzero)
+"""operations whose results the host needs"""
+INDEXING = (aten.index, aten.index_put, aten.index_put_)
+"""operations that take indices from the host too"""
+
+
+class Held(Tensor):
+    """A tensor of the device."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> Held:
+        return Tensor._make_wrapper_subclass(
+            cls, held.size(), strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype, device=DEVICE
+        )
+
+    def __init__(self, held: Tensor) -> None:
+        self.held = held
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Held({list(self.shape)}, {self.dtype})"
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{func} on a tensor of the device outside of its block")
+
+
+class PretendedDevice(TorchDispatchMode):
+    """The device, for the length of a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: set[str] = set()
+        """files of the package that made the host wait"""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        held = [tensor for tensor in tensors if isinstance(tensor, Held)]
+        device = kwargs.get("device")
+        to_device = device == DEVICE if device is not None else bool(held)
+        if device is not None and to_device:
+            kwargs["device"] = torch.device("cpu")
+        if func in COPIES:
+            to_device = isinstance(args[0], Held) if func is aten.copy_.default else to_device
+            if held and not to_device:
+                self._wait()
+        elif held:
+            if func._overloadpacket in WAITS or takes_mask(func, args):
+                self._wait()
+            for tensor in tree_leaves(args[:1]) if func._overloadpacket in INDEXING else tensors:
+                assert isinstance(tensor, Held) or tensor.ndim == 0, f"{func} mixes a tensor of the host with those of the device"
+        own = {id(tensor.held): tensor for tensor in held}
+        made = func(*tree_map(_bare, args), **tree_map(_bare, kwargs))
+        if not to_device:
+            return made
+        return tree_map(lambda value: own[id(value)] if id(value) in own else _device_tensor(value), made)
+
+    def _wait(self) -> None:
+        """Note who asked."""
+        frame = sys._getframe(2)
+        while frame is not None:
+            file = Path(frame.f_code.co_filename)
+            if PACKAGE in file.parents:
+                self.waits.add(str(file.relative_to(PACKAGE)))
+                return
+            frame = frame.f_back  # type: ignore[assignment]
+
+
+def _device_tensor(value: Any) -> Any:
+    return Held(value) if isinstance(value, Tensor) else value
+
+
+def _bare(value: Any) -> Any:
+    return value.held if isinstance(value, Held) else value
+
+
+def takes_mask(func: Any, args: Any) -> bool:
+    """Return whether an operation indexes by a mask, so that the size of its result depends on values."""
+    return func._overloadpacket in INDEXING and any(
+        index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+    )
