@@ -88,9 +88,10 @@ def process(rank: int, port: int, folder: Path) -> None:
             one.save(folder / "after_half.safetensors")
             one.predict(next(batches())[0])
         losses += learned(one, HALF)
+        images = one.net.meter.forward
         x, y, _ = next(batches())
         probabilities = one.predict_proba(x) if method != "slda" else one.predict(x)
-        found[method] = losses, weights(one), one.net.meter.forward, probabilities
+        found[method] = losses, weights(one), images, probabilities
     found["continued"] = learned(Learner.load(folder / "of_one.safetensors", net=blocks), HALF)
     local = learner("er", sharing="local_norm")
     found["local"] = learned(local, last=8), weights(local)
@@ -123,10 +124,11 @@ def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:
     multiprocessing.spawn(process, (free_port(), tmp_path), nprocs=WORLD)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(WORLD))
     for method, one in alone.items():
-        found, of_first, images, predicted = first[method]
+        found, of_first, _, predicted = first[method]
+        _, of_second, images, _ = second[method]
         close(found, losses[method])
-        assert torch.equal(of_first, second[method][1]), f"{method}: the processes have one net"
-        assert images == one.net.meter.forward
+        assert torch.equal(of_first, of_second), f"{method}: the processes have one net"
+        assert images == one.net.meter.forward, "a process counts the images of all"
         x = next(batches())[0]
         wanted = one.predict_proba(x) if method != "slda" else one.predict(x)
         np.testing.assert_allclose(predicted, wanted, atol=1e-3)

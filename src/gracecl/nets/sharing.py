@@ -203,6 +203,8 @@ def _added(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def _average(tensors: Sequence[Tensor]) -> None:
-    """Replace tensors by their means over the processes."""
+    """Replace tensors by their means over the processes; `.data`, as BatchNorm holds its statistics for a backward pass that does
+    not use them.
+    """
     for tensor, added in zip(tensors, _added(tensors), strict=True):
-        tensor.copy_(added / processes.count())
+        tensor.data.copy_(added / processes.count())
