@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 import benchmarks
-from benchmarks import choices, hand, measure, methods, profile, runs, steps, workers
+from benchmarks import __main__, choices, hand, measure, methods, profile, runs, steps, workers
 from benchmarks.__main__ import call
 from benchmarks.measure import Row, compare, in_turns, row
 from benchmarks.scene import Scene
@@ -141,6 +142,7 @@ def test_all_parts_exist() -> None:
     for name in (*benchmarks.PARTS, *benchmarks.TEXTS):
         assert name == "authors" or benchmarks.chosen([name]) == [name]
         assert (Path(benchmarks.__file__).parent / f"{name}.py").exists()
+        assert re.search(rf"\b{name}\b", __main__.measure.__doc__ or ""), f"--help does not name {name}"
 
 
 @pytest.mark.slow

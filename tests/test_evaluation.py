@@ -243,6 +243,14 @@ def test_stability_gaps_by_the_worked_example() -> None:
     assert "gap_depth" not in measure(sparse, "linear_last"), "nothing was seen between the marks"
 
 
+def test_gaps_need_test_images_of_every_task() -> None:
+    """With two test tasks and three marks a boundary would have no task of its own."""
+    rows = [{**record, "accuracy": {"linear_last": record["accuracy"]["linear_last"][:2]}} for record in gapped().evals]
+    run = run_of([{"kind": "eval", **row} for row in rows])
+    assert measures.gap_rows(run, "linear_last") == []
+    assert "gap_depth" not in measure(run, "linear_last")
+
+
 def test_intransigence_beside_a_joint_run() -> None:
     matrix = [[70, 12, 8, 10], [78, 85, 15, 9], [60, 50, 80, 20], [55, 62, 40, 88]]
     own = run_of(

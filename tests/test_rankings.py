@@ -12,6 +12,7 @@ from scipy.stats import kendalltau
 
 from gracecl.functional.statistics import kendall
 from gracecl.lab.report import Run
+from gracecl.lab.studies import accuracies
 from gracecl.lab.studies.rankings import agreement, between_seeds, name_of, protocols, sections
 from gracecl.lab.studies.results import Results
 
@@ -75,6 +76,37 @@ def test_ranks_and_agreement_of_two_protocols(tmp_path: Path) -> None:
     assert "| class-incremental | 1.00 | 0.67 ± " in section.text
     assert "- real-time: Same stream: yes; same seeds: 0, 1, 2, n = 3; " in section.text
     assert section.data["ranks"]["real-time"]["a()"] == 2
+
+
+def test_settings_of_one_name_are_not_one_protocol() -> None:
+    """Streams of one family, and streams that go by one name, have a protocol each; nothing is overwritten."""
+    expressions = {
+        "class-incremental (marked=False)": "split-digits(tasks=2, marked=False)",
+        "class-incremental": SPLIT,
+        "blurry (si-blurry-digits)": "si-blurry-digits(tasks=2)",
+        "blurry (i-blurry-digits)": "i-blurry-digits(tasks=2)",
+        "longtail(split-digits(), 20)": "longtail(split-digits(), 20)",
+        "longtail(split-digits(), 5)": "longtail(split-digits(), 5)",
+    }
+    runs = [run("er()", 0, float(place), stream) for place, stream in enumerate(expressions.values())]
+    assert [(one.name, one.values) for one in protocols(runs)] == [
+        (name, {"er()": {0: float(place)}}) for place, name in enumerate(expressions)
+    ]
+
+
+def test_accuracies_of_methods_by_settings(tmp_path: Path) -> None:
+    """Runs of one method that differ in an option are rows of their own; – stands where none was run."""
+    runs = several({"a()": [10.0, 20.0], "b()": [5.0, 5.0]})
+    runs += several({"a()": [30.0, 32.0]}, boundaries="adwin()")
+    runs += several({"a()": [1.0]}, stream="iid-digits")
+    [section] = accuracies.sections(Results("mine", "mini", "", runs, [None] * len(runs), tmp_path))
+    assert "| method | class-incremental | iid |" in section.text
+    assert "| `a()` | 15.0 ± 7.1 | 1.0 |" in section.text
+    assert "| `b()` | 5.0 ± 0.0 | – |" in section.text
+    assert "| `a(), boundaries=adwin()` | 31.0 ± 1.4 | – |" in section.text
+    assert "Same stream: no, 2 different ones; same seeds: no, n = 1 to 2;" in section.text
+    assert section.data["iid"] == {"a()": {0: 1.0}}
+    assert accuracies.sections(Results("mine", "mini", "", [], [], tmp_path)) == []
 
 
 def test_nothing_is_said_of_a_single_method(tmp_path: Path) -> None:

@@ -236,6 +236,8 @@ def test_unfinished_runs_are_left_out_and_counted(tmp_path: Path) -> None:
     text = tables.comparison_markdown(find_runs(tmp_path))
     assert "| `er()` | `linear_last` | 1 seed: no interval |" in text
     assert "(1 unfinished run left out)" in text
+    caption = " ".join(shown(tables.comparison_table(find_runs(tmp_path))).split())
+    assert "over n seeds (1 unfinished run left out). Same stream: yes;" in caption
 
 
 def test_rules_table(root: Path) -> None:

@@ -19,7 +19,7 @@ from gracecl.lab.report.runs import measure
 from gracecl.lab.studies import beside_paper, page
 from gracecl.lab.studies.results import Results
 from gracecl.lab.studies.reuse import SAME_NUMBERS
-from gracecl.lab.studies.study import SCALES, StudyFile, names, read
+from gracecl.lab.studies.study import SCALES, StudyFile, names, on_digits, read
 from gracecl.registry.plugins import in_use
 from test_study import final, run_of
 
@@ -391,3 +391,20 @@ def test_every_renderer_shows_something(tmp_path: Path) -> None:
     entropy = json.loads((tmp_path / "entropy" / "entropy.json").read_text())["entropy"]
     assert {method: len(values["layers"]) for method, values in entropy.items()} == {"mose()": 4, "grace(mose())": 4}
     assert (tmp_path / "entropy" / "entropy-entropy.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("expression", "quick"),
+    [
+        ("split-cifar100(tasks=10, per_class=100)", "split-digits(OF_DIGITS)"),
+        ("si-blurry-cifar100(tasks=5, size=16, blur=20)", "si-blurry-digits(OF_DIGITS)"),
+        ("domain-cifar100(kind='corrupt', tasks=5, again=False)", "domain-digits(OF_DIGITS, kind='corrupt', again=False)"),
+        ("noisy(longtail-cifar100(20, tasks=5), rate=0.4)", "noisy(longtail(split-digits(OF_DIGITS), 20), rate=0.4)"),
+        ("delayed(split-cifar100(tasks=10), 5)", "delayed(split-digits(OF_DIGITS), 5)"),
+        ("delayed(split-cifar100(tasks=10), 50)", "split-digits(OF_DIGITS)"),
+        ("split-features(path='of.feat', tasks=10)", "split-digits(OF_DIGITS)"),
+        ("of-a-plugin-cifar100", "split-digits(OF_DIGITS)"),
+    ],
+)
+def test_quick_streams_are_of_the_same_families(expression: str, quick: str) -> None:
+    assert on_digits(expression) == quick.replace("OF_DIGITS", "size=8, classes='0-3', tasks=2, batch=20")

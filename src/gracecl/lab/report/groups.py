@@ -150,10 +150,12 @@ def _parts(config: dict[str, Any], keys: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for key in keys:
         value = config.get(key)
+        if value is None:
+            continue
         if key in EXPRESSIONS:
             found[key] = str(value).split("(")[0]
             found |= {f"{key}.{name}": f"{name}={option}" for name, option in parse_call(str(value)).kwargs.items()}
-        elif value is not None:
+        else:
             found[key] = f"{key}={value}"
     return found
 

@@ -55,10 +55,13 @@ def by_image(record: Record, rule: str) -> float:
 
 
 def gap_rows(run: Run, rule: str) -> list[dict[str, Any]]:
-    """Return the stability gap of each old task at each boundary; none without evaluations in between, which alone show it."""
+    """Return the stability gap of each old task at each boundary.
+
+    None without evaluations in between, which alone show it, and none where a task has no test images.
+    """
     steps, rows = run.seen(rule)
     between = any(not record["task_end"] for record in run.evals)
-    if not between or any(np.isnan(row).any() for row in rows):
+    if not between or np.isnan(run.matrix(rule)).all(axis=0).any() or any(np.isnan(row).any() for row in rows):
         return []
     return [
         {

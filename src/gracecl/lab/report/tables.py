@@ -50,7 +50,8 @@ def comparison_table(runs: Sequence[Run], metrics: Sequence[str] = COMPARED, col
         for line in found
     ]
     beside = [column.about] if column and printed else []
-    caption = " ".join(["percent; mean ± sample std over n seeds", *_left_out(groups), *beside, terms(groups)])
+    left_out = "".join(f" {text}" for text in _left_out(groups))
+    caption = " ".join([f"percent; mean ± sample std over n seeds{left_out}.", *beside, terms(groups)])
     return method_table(["method", "n", *sheet.heads(metrics, printed, "Δ"), "seconds"], rows, caption=caption)
 
 

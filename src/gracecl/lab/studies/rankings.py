@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 from gracecl import streams
 from gracecl.functional.statistics import Summary, kendall, summarise
 from gracecl.lab.report import Run, figures
-from gracecl.lab.report.groups import group_runs, value_of
+from gracecl.lab.report.groups import group_runs, options_that_vary, setting_of, told_apart, value_of
 from gracecl.lab.report.table import Cell, Entry, Table, number
 from gracecl.lab.report.terms import terms
 from gracecl.lab.studies.results import Results, Section
@@ -37,7 +37,7 @@ class Protocol:
 
     name: str
     values: dict[str, dict[int, float]]
-    """by method and seed"""
+    """by method, with the options in which its runs differ, and seed"""
 
     def mean(self, method: str) -> float:
         of_seeds = self.values[method].values()
@@ -55,13 +55,42 @@ def name_of(run: Run) -> str:
     return ", ".join(limits) or FAMILIES.get(family, family.replace("_", "-"))
 
 
-def protocols(runs: Sequence[Run]) -> list[Protocol]:
-    """Collect the runs by protocol, in the order of the runs."""
-    found: dict[str, dict[str, dict[int, float]]] = {}
+def by_protocol(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return the runs of each setting under its protocol's name, in the order of the runs."""
+    of_setting: dict[str, list[Run]] = {}
     for run in runs:
-        of_method = found.setdefault(name_of(run), {}).setdefault(str(run.config["method"]), {})
-        of_method[run.config["seed"]] = value_of(run, METRIC, run.rule)
-    return [Protocol(name, values) for name, values in found.items()]
+        of_setting.setdefault(setting_of(run), []).append(run)
+    return dict(zip(_names(of_setting), of_setting.values(), strict=True))
+
+
+def protocols(runs: Sequence[Run]) -> list[Protocol]:
+    """Collect what the runs of each protocol reached."""
+    found = []
+    for name, members in by_protocol(runs).items():
+        values: dict[str, dict[int, float]] = {}
+        for run in members:
+            values.setdefault(_learner(run, runs), {})[run.config["seed"]] = value_of(run, METRIC, run.rule)
+        found.append(Protocol(name, values))
+    return found
+
+
+def _names(of_setting: Mapping[str, Sequence[Run]]) -> list[str]:
+    """Name each setting; those that share a name say what tells them apart, in brackets."""
+    configs = [members[0].config for members in of_setting.values()]
+    short = [name_of(members[0]) for members in of_setting.values()]
+    names = list(short)
+    for name in {name for name in short if short.count(name) > 1}:
+        places = [place for place, other in enumerate(short) if other == name]
+        for place, apart in zip(places, told_apart([configs[place] for place in places]), strict=True):
+            names[place] = f"{name} ({apart})" if apart else name
+    return [name if names.count(name) == 1 else setting for name, setting in zip(names, of_setting, strict=True)]
+
+
+def _learner(run: Run, runs: Sequence[Run]) -> str:
+    """Name a run's method, with the options in which runs of this method differ within their settings."""
+    method = str(run.config["method"])
+    varying = options_that_vary([other.config for other in runs if other.config["method"] == method])
+    return ", ".join([method, *(f"{name}={run.config[name]}" for name in varying if name in run.config)])
 
 
 def agreement(one: Protocol, other: Protocol) -> Summary:
@@ -127,10 +156,7 @@ def sections(results: Results) -> list[Section]:
 
 def _terms(runs: Sequence[Run]) -> str:
     """Say for each protocol whether its methods were compared on equal terms."""
-    members: dict[str, list[Run]] = {}
-    for run in runs:
-        members.setdefault(name_of(run), []).append(run)
-    return "\n".join(f"- {name}: {terms(group_runs(of_protocol))}" for name, of_protocol in members.items())
+    return "\n".join(f"- {name}: {terms(group_runs(members))}" for name, members in by_protocol(runs).items())
 
 
 def _means(found: Sequence[Protocol], methods: Sequence[str], ranks: dict[str, list[float]]) -> Table:

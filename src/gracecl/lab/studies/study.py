@@ -32,6 +32,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from gracecl import streams
 from gracecl.errors import UserError
 from gracecl.files import parse_toml, read_file
 from gracecl.lab import paper
@@ -57,8 +58,8 @@ ABOUT_SCALES = SCALES | {
     OWN: "that of the study's file",
     QUICK: "the embedded digits, to see that it works; the figures mean little",
 }
+QUICK_DATA = "size=8, classes='0-3', tasks=2, batch=20"
 QUICK_SETTING: dict[str, list[Any]] = {
-    "stream": ["split-digits(size=8, classes='0-3', tasks=2, batch=20)"],
     "net": ["mlp(width=32, depth=4)"],
     "memory": [20],
     "augment": ["none"],
@@ -207,7 +208,28 @@ def made_quick(block: RunGrid, named: bool) -> RunGrid:
     """Reduce a grid to the digits and few methods: those that [quick] names, if it does."""
     methods = block.methods[:1] if block.own_methods else block.methods if named else block.methods[:QUICK_METHODS]
     kept = {name: values for name, values in block.options.items() if name not in ("normalise", "augment")}
-    return replace(block, methods=methods, options={**kept, **QUICK_SETTING}, defaults="none")
+    shown = list(dict.fromkeys(map(on_digits, kept.get("stream", [""]))))
+    return replace(block, methods=methods, options={**kept, "stream": shown, **QUICK_SETTING}, defaults="none")
+
+
+def on_digits(expression: str) -> str:
+    """Return a stream of the same families on a few digits, or a split one where they are too few for it."""
+    try:
+        quick = _on_digits(streams.read(expression)[0])
+        streams.check_evaluations(streams.build(quick, 0))
+    except UserError:
+        return f"split-digits({QUICK_DATA})"
+    return quick
+
+
+def _on_digits(family: streams.Family) -> str:
+    """Write a family's expression: wrappers as they are, and of the innermost one what is no number, path or list."""
+    name = family.call.name.replace("_", "-")
+    if family.inside is not None:
+        given = [*map(repr, family.call.args), *(f"{option}={value!r}" for option, value in family.call.kwargs.items())]
+        return f"{name}({', '.join([_on_digits(family.inside), *given])})"
+    words = {option: value for option, value in family.call.kwargs.items() if isinstance(value, str | bool)}
+    return f"{name}-digits({', '.join([QUICK_DATA, *(f'{o}={v!r}' for o, v in words.items() if o not in streams.PATHS)])})"
 
 
 class StudyFile:
