@@ -16,13 +16,13 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from gracecl.functional.statistics import Paired, paired, summarise
+from gracecl.functional.statistics import Paired, paired, t_quantile
 from gracecl.lab import paper
 from gracecl.lab.catalogue import FACTS, Facts
 from gracecl.lab.report.command import as_typed, option_words
 from gracecl.registry import methods
 from gracecl.registry.options import sentences
-from gracecl.registry.spec import Limit
+from gracecl.registry.spec import Limit, parse_method
 from manual.examples import with_code
 from manual.pages import ROOT, table, write_page
 
@@ -128,7 +128,7 @@ def sections(text: str) -> tuple[str, str, str, str]:
             boxes.append(textwrap.dedent(block))
         elif DIFFERENCES.match(block):
             cut = DIFFERENCES.sub("", block, count=1)
-            differences.append(cut[0].upper() + cut[1:])
+            differences.append((cut[0].upper() if cut[0].isascii() else cut[0]) + cut[1:])
         else:
             prose.append(block)
     return " ".join(first.split()), "\n\n".join(boxes), markdown("\n\n".join(prose)), markdown("\n\n".join(differences))
@@ -189,14 +189,15 @@ def needs(name: str, facts: Facts) -> str:
     without = UNMARKED.get(facts.unmarked)
     if without is None and facts.unmarked.startswith("every"):
         without = f"What it does at the end of a task, it does {facts.unmarked} instead (option `every` or `refresh_every`)."
+    beside = {"add": ", with `er()`"}.get(facts.family, "")
     rows: list[list[object]] = [
         ["family", FAMILIES[facts.family][0].lower()],
         ["on a stream without task marks", without or f"It {facts.unmarked}."],
         ["keeps besides its weights", facts.keeps],
         ["images through the net per step", f"{facts.forward:,}"],
         ["of these, with a gradient", f"{facts.backward:,}"],
-        ["FLOPs per step (small setting)", f"{counted(name)['flops'] / 1e9:.2f} · 10⁹"],
-        ["bytes kept (small setting)", f"{counted(name)['bytes'] / 1e6:.2f} MB, with 200 images in memory"],
+        [f"FLOPs per step{beside}", f"{counted(name)['flops'] / 1e9:.2f} · 10⁹"],
+        [f"bytes kept{beside}", f"{counted(name)['bytes'] / 1e6:.2f} MB, with 200 images in memory"],
         ["inside `grace(...)`", GRACE[facts.grace]],
     ]
     note = (
@@ -258,9 +259,9 @@ def measurements(name: str) -> str:
                 [
                     f"[{study}](../../results/{study}/{study_file(study).stem}.md)",
                     setting(study, line),
-                    f"`{line['method']}`",
+                    row_of(name, line),
                     with_spread(line, "acc"),
-                    interval_of_mean(study, line),
+                    interval_of_mean(line),
                     with_spread(line, "forgetting"),
                     f"`{line['rule']}`",
                     len(line["seeds"]),
@@ -298,7 +299,7 @@ def setting(study: str, line: dict[str, Any]) -> str:
     if "classes" in found:
         words[0] = f"classes {found['classes'].replace('-', '–')} of {words[0]}"
     words += ["features of EfficientNet-Lite0"] if "path" in found else []
-    words += [f"on {net.partition('(')[0]}, frozen"] if "freeze" in net else []
+    words += [f"on a frozen {net.partition('(')[0]}"] if "freeze" in net else []
     words += ["Si-Blurry"] if stream.startswith("si-blurry") else []
     words += [f"{found.get('tasks', 10)} tasks"]
     words += [f"{found['size']} pixels a side"] if "size" in found else []
@@ -320,18 +321,20 @@ def runs(study: str) -> dict[tuple[str, str], dict[int, dict[str, Any]]]:
 
 
 def by_seed(study: str, line: dict[str, Any], metric: str) -> dict[int, float]:
-    where = ", ".join(map(str, setting_of(study, line)))
-    found = runs(study).get((where, line["method"]), {})
-    return {seed: metrics[line["rule"]][metric] for seed, metrics in found.items() if line["rule"] in metrics}
+    """Return the metric of each seed of a line; a study may have taken runs over from another one."""
+    place = (", ".join(map(str, setting_of(study, line))), line["method"])
+    found: dict[int, dict[str, Any]] = {}
+    for kept_by in (study, *STUDIES):
+        found = runs(kept_by).get(place, {}) | found
+    values = {seed: found[seed][line["rule"]][metric] for seed in line["seeds"] if line["rule"] in found.get(seed, {})}
+    complete = len(values) == len(line["seeds"]) and math.isclose(sum(values.values()) / len(values), line[metric], abs_tol=1e-6)
+    return values if complete else {}
 
 
-def interval_of_mean(study: str, line: dict[str, Any]) -> str:
-    values = by_seed(study, line, "acc")
-    mean, _, half_width, n = summarise(list(values.values()))
-    if n != len(line["seeds"]) or math.isnan(half_width):
-        return "–"
-    assert abs(mean - line["acc"]) < 0.05, f"{study}: the runs of {line['method']} are not those of its line"
-    return f"{mean - half_width:.1f} to {mean + half_width:.1f}"
+def interval_of_mean(line: dict[str, Any]) -> str:
+    n = len(line["seeds"])
+    half_width = t_quantile(n) * (line["acc_std"] or 0.0) / math.sqrt(n)
+    return "–" if math.isnan(half_width) else f"{line['acc'] - half_width:.1f} to {line['acc'] + half_width:.1f}"
 
 
 # Strong and weak: beside another method of the same study and setting.
@@ -340,23 +343,54 @@ def interval_of_mean(study: str, line: dict[str, Any]) -> str:
 def strong_and_weak(name: str) -> str:
     """Compare a method on paired seeds with what one would take without it, where a study has both."""
     rows: list[list[object]] = []
-    told: dict[str, list[str]] = {"Strong": [], "Weak": []}
+    found: dict[str, list[tuple[Paired | None, Paired | None, float]]] = {}
     for study in STUDIES:
         for line in measured(study, name):
             other = beside(study, name, line)
             if other is None:
                 continue
             accuracy, forgetting = (difference(study, line, other, metric) for metric in ("acc", "forgetting"))
-            times = arithmetic(line) / arithmetic(other)
-            where = f"[{study}](../../results/{study}/{study_file(study).stem}.md), {setting(study, line)}"
-            rows.append([where, f"`{line['method']}`", f"`{other['method']}`", in_points(accuracy), in_points(forgetting), f"{times:.1f}"])
-            if line["method"] == f"{name}()" or FACTS[name].family in ("add", "wrap"):
-                judge(told, study, other["method"], accuracy, forgetting, times)
+            times = arithmetic(line) / arithmetic(other) if arithmetic(other) else math.nan
+            where = f"[{study}](../../results/{study}/{study_file(study).stem}.md): {setting(study, line)}"
+            shown = [row_of(name, line), f"`{other['method']}`", in_points(accuracy), in_points(forgetting), f"× {times:.1f}" if times > 0 else "–"]
+            rows.append([where, *shown])
+            if row_of(name, line).startswith(f"`{name}()") or FACTS[name].family in ("add", "wrap"):
+                found.setdefault(other["method"], []).append((accuracy, forgetting, times))
     if not rows:
         return ""
-    sentences = [f"**{side}:** {'; '.join(dict.fromkeys(points))}." for side, points in told.items() if points]
     heads = ["where", "row", "beside", "accuracy", "forgetting", "arithmetic"]
-    return "\n\n".join([*sentences, table(heads, rows, right=(3, 4, 5)), HOW_COMPARED])
+    return "\n\n".join([*verdicts(found), table(heads, rows, right=(3, 4, 5)), HOW_COMPARED])
+
+
+def row_of(name: str, line: dict[str, Any]) -> str:
+    """Return the expression of a line; that of a method with its default options in short."""
+    return f"`{name}()`" if line["method"] == default_form(name) and FACTS[name].family != "add" else f"`{line['method']}`"
+
+
+@cache
+def default_form(name: str) -> str:
+    return str(parse_method(f"{name}()"))
+
+
+def verdicts(found: dict[str, list[tuple[Paired | None, Paired | None, float]]]) -> list[str]:
+    """Say beside each other method where accuracy, forgetting and arithmetic are better or worse."""
+    strong, weak = [], []
+    for other, settings in found.items():
+        for place, more, less, good in ((0, "more accurate", "less accurate", 1), (1, "forgets less", "forgets more", -1)):
+            told = [one[place] for one in settings if one[place] is not None]
+            for words, side, sign in ((more, strong, good), (less, weak, -good)):
+                sure = [abs(one.mean) for one in told if one.low * one.high > 0 and one.mean * sign > 0]
+                if sure:
+                    points = " to ".join(dict.fromkeys(f"{one:.1f}" for one in (min(sure), max(sure))))
+                    where = "" if len(told) == 1 else f" in {len(sure)} of {len(told)} settings"
+                    side.append(f"{words} than `{other}`{where} ({points} points)")
+        times = [one[2] for one in settings if one[2] > 0] or [1.0]
+        if min(times) > 1.5:
+            weak.append(f"{max(times):.1f} times the arithmetic of `{other}`")
+        elif max(times) < 0.67:
+            strong.append(f"{max(times):.2f} of the arithmetic of `{other}`")
+    told_sides = [f"**{side}:** {'; '.join(points)}." for side, points in (("Strong", strong), ("Weak", weak)) if points]
+    return told_sides or ["No difference can be told from the seeds that were run."]
 
 
 HOW_COMPARED = (
@@ -369,7 +403,7 @@ HOW_COMPARED = (
 def beside(study: str, name: str, line: dict[str, Any]) -> dict[str, Any] | None:
     """Return the line to compare with: the learner inside or added to, `closed()` on features, else `er()`; `sgd()` for `er()`."""
     inner = re.fullmatch(rf"(.+) \+ {name}\(.*\)|{name}\((\w+\(.*\)).*\)", line["method"])
-    wanted = [inner[1] or inner[2]] if inner else []
+    wanted = [inner[1] or inner[2], re.findall(r"\w+\(", line["method"])[-1] + ")"] if inner else []
     wanted += ["closed()"] if FACTS[name].family == "frozen" else []
     same = {other["method"]: other for other in lines(study) if other.get("setting") == line.get("setting")}
     return next((same[other] for other in [*wanted, "er()", "sgd()"] if other in same and other != line["method"]), None)
@@ -388,21 +422,7 @@ def in_points(found: Paired | None) -> str:
 
 
 def arithmetic(line: dict[str, Any]) -> float:
-    return float(line["forward"] + 2 * line["backward"]) or 1.0
-
-
-def judge(
-    told: dict[str, list[str]], study: str, other: str, accuracy: Paired | None, forgetting: Paired | None, times: float
-) -> None:
-    """Say in which of accuracy, forgetting and arithmetic one line is better or worse than the other."""
-    for found, better, worse, good in ((accuracy, "more accurate", "less accurate", 1), (forgetting, "forgets less", "forgets more", -1)):
-        if found is not None and found.low * found.high > 0:
-            side, words = ("Strong", better) if found.mean * good > 0 else ("Weak", worse)
-            told[side].append(f"{words} than `{other}` in {study} ({abs(found.mean):.1f} points)")
-    if times > 1.5:
-        told["Weak"].append(f"{times:.1f} times the arithmetic of `{other}`")
-    elif times < 0.67:
-        told["Strong"].append(f"{times:.2f} of the arithmetic of `{other}`")
+    return float(line["forward"] + 2 * line["backward"])
 
 
 def with_spread(line: dict[str, Any], metric: str) -> str:
