@@ -74,7 +74,7 @@ def test_commands_that_need_data_have_options_that_exist(manual_on_path: None) -
     helps: dict[str, str] = {}
     for page in PAGES:
         for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
-            for verb, rest in re.findall(r"^gracecl (\w+) ?(.*)$", block, re.MULTILINE):
+            for verb, rest in re.findall(r"^gracecl (\w+) ?(.*)$", block.replace("\\\n", ""), re.MULTILINE):
                 known = helps.setdefault(verb, help_of(verb))
                 unknown = {word for word in shlex.split(rest, comments=True) if word.startswith("--")} - {*re.findall(r"--[\w-]+", known)}
                 assert known.startswith("usage:"), f"{page.name}: there is no gracecl {verb}"
