@@ -81,6 +81,18 @@ def test_commands_that_need_data_have_options_that_exist(manual_on_path: None) -
                 assert not unknown, f"{page.name}: gracecl {verb} has no {unknown}"
 
 
+def test_sentences_of_the_troubleshooting_page_are_those_of_the_program() -> None:
+    """Of each row a piece without names and numbers stands in the source."""
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/gracecl").rglob("*.py"))
+    source = re.sub(r'"\s*\n\s*f?"', "", source)  # sentences that are written over several lines
+    page = (ROOT / "docs/reference/troubleshooting.md").read_text(encoding="utf-8")
+    for sentence in re.findall(r"^\| (.+?) \| .+\|$", page.split("## It is slow")[0], re.MULTILINE)[1:]:
+        if "--" not in sentence:
+            pieces = re.split(r"\b[A-Z]+\b|'[^']*'|\bnan\b|\bfloat32\b|\d+|[…/×%:;()]", sentence)
+            told = [piece.strip() for piece in pieces if len(piece.split()) > 1]
+            assert any(piece in source for piece in told), f"no error or caution holds any of {told}"
+
+
 def test_blocks_of_code_say_what_they_are() -> None:
     """A block without a word after its fence would be tested by nothing."""
     for page in [*ROOT.glob("docs/**/*.md"), ROOT / "README.md"]:
