@@ -7,7 +7,7 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true # some packa
 # Two test processes with one thread each are faster here than one with two.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: install demo test formats test-all test-exhaustive test-browser docs mutants bench check fix dist clean
+.PHONY: install demo test formats test-all test-exhaustive test-browser docs site mutants bench check fix dist clean
 
 install: $(VENV)/.installed
 
@@ -45,6 +45,9 @@ test-browser: install  ## the report's page in a real browser; installs Debian's
 docs: install  ## the manual, into docs/_build/html; warnings are errors; NOTEBOOKS=off shows tutorials without their output
 	$(BIN)/python -c "import sphinx, furo, myst_nb" 2> /dev/null || $(PIP_INSTALL) -c constraints.txt -e ".[docs]"
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -q -W --keep-going -c docs $(if $(NOTEBOOKS),-D nb_execution_mode=$(NOTEBOOKS)) . docs/_build/html
+
+site: docs  ## the manual beside those of other versions: SITE/0.3.0, with a choice of version in the side bar; SITE=dir
+	$(BIN)/python docs/manual/versions.py $(or $(SITE),docs/_build/site)
 
 mutants: install  ## single errors in a copy of the source, one for every equation at least: a test must find each; ONLY=methods/er.py or CHANGED=main for some of them
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants $(ONLY) $(if $(CHANGED),--changed $(CHANGED))

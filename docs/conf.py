@@ -65,6 +65,7 @@ suppress_warnings = ["myst.header", "ref.ref"]  # reports begin below the first 
 # API reference.
 autosummary_generate = True
 autodoc_member_order = "bysource"
+autoclass_content = "both"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 88
@@ -78,6 +79,9 @@ html_title = f"gracecl {version}"
 html_static_path = ["_static"]
 html_css_files = ["manual.css"]
 templates_path = ["_templates"]
+html_sidebars = {
+    "**": [f"sidebar/{part}.html" for part in ("scroll-start", "brand", "versions", "search", "navigation", "scroll-end")]
+}
 html_additional_pages = {"index": "to_docs.html"}
 html_copy_source = False
 html_show_sphinx = False

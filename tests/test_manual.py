@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import gracecl
+from gracecl.lab import cli
 from gracecl.lab.catalogue import FACTS
 
 ROOT = Path(__file__).parent.parent
@@ -36,19 +39,86 @@ def test_every_page_is_in_the_table_of_contents() -> None:
     assert {str(page.relative_to(ROOT)) for page in pages - listed} == {"docs/index"}
 
 
+def test_names_that_pages_import_are_public() -> None:
+    """What a page shows is promised: the API lists it."""
+    listed = set(re.findall(r"[\w.]+", (ROOT / "docs/reference/api.md").read_text(encoding="utf-8")))
+    imported = {
+        f"{module}.{name}".removeprefix("gracecl.")
+        for page in PAGES
+        for module, names in re.findall(r"^from (gracecl[\w.]*) import ([\w, ]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+        for name in re.findall(r"\w+", names)
+    }
+    assert imported
+    assert {name for name in imported if name not in listed and name.rpartition(".")[0] not in listed} == set()
+    assert set(gracecl.__all__) <= listed
+
+
+def test_a_manual_is_put_beside_those_of_other_versions(tmp_path: Path, manual_on_path: None) -> None:
+    from manual.versions import publish  # type: ignore[import-not-found]
+
+    built, site = tmp_path / "html", tmp_path / "site"
+    (built / "docs").mkdir(parents=True)
+    (built / "docs/index.html").write_text("the manual")
+    for version in ("0.9.0", "0.10.0", "0.10.0"):
+        found = publish(built, version, site)
+    assert found == ["0.10.0", "0.9.0"]
+    assert (site / "0.9.0/docs/index.html").read_text() == "the manual"
+    assert (site / "versions.js").read_text() == 'showVersions(["0.10.0", "0.9.0"]);\n'
+    assert "url=0.10.0/docs/index.html" in (site / "index.html").read_text()
+
+
+def test_commands_that_need_data_have_options_that_exist(manual_on_path: None) -> None:
+    """Blocks marked `sh` do not run here (`bash` blocks do); their verbs and options are those of the help."""
+    from manual.command_page import help_of  # type: ignore[import-not-found]
+
+    helps: dict[str, str] = {}
+    for page in PAGES:
+        for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+            for verb, rest in re.findall(r"^gracecl (\w+) ?(.*)$", block.replace("\\\n", ""), re.MULTILINE):
+                known = helps.setdefault(verb, help_of(verb))
+                unknown = {word for word in shlex.split(rest, comments=True) if word.startswith("--")} - {*re.findall(r"--[\w-]+", known)}
+                assert known.startswith("usage:"), f"{page.name}: there is no gracecl {verb}"
+                assert not unknown, f"{page.name}: gracecl {verb} has no {unknown}"
+
+
+def test_sentences_of_the_troubleshooting_page_are_those_of_the_program() -> None:
+    """Of each row a piece without names and numbers stands in the source."""
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/gracecl").rglob("*.py"))
+    source = re.sub(r'"\s*\n\s*f?"', "", source)  # sentences that are written over several lines
+    page = (ROOT / "docs/reference/troubleshooting.md").read_text(encoding="utf-8")
+    for sentence in re.findall(r"^\| (.+?) \| .+\|$", page.split("## It is slow")[0], re.MULTILINE)[1:]:
+        if "--" not in sentence:
+            pieces = re.split(r"\b[A-Z]+\b|'[^']*'|\bnan\b|\bfloat32\b|\d+|[…/×%:;()]", sentence)
+            told = [piece.strip() for piece in pieces if len(piece.split()) > 1]
+            assert any(piece in source for piece in told), f"no error or caution holds any of {told}"
+
+
+def test_blocks_of_code_say_what_they_are() -> None:
+    """A block without a word after its fence would be tested by nothing."""
+    for page in [*ROOT.glob("docs/**/*.md"), ROOT / "README.md"]:
+        if "_build" not in page.parts and page not in WRITTEN:
+            fences = re.findall(r"^```(.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+            assert all(fences[::2]), f"{page.relative_to(ROOT)} has a block without a language"
+
+
 @pytest.fixture(scope="module")
-def method_pages() -> Any:
+def manual_on_path() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "docs"))
-        from manual import method_pages as pages  # type: ignore[import-not-found]
+        yield
 
-        yield pages
+
+@pytest.fixture(scope="module")
+def method_pages(manual_on_path: None) -> Any:
+    from manual import method_pages as pages  # type: ignore[import-not-found]
+
+    return pages
 
 
 def test_a_method_s_page_has_its_options_and_numbers(method_pages: Any) -> None:
     page = method_pages.page("mir")
     assert "| `n_candidates` | `256` | whole number at least 0 | images drawn from memory and scored at each step |" in page
-    assert "| `mir()` | 18.6 ± 1.6 | 31.8 ± 4.8 | `linear_last` | 3 |" in page, "as in results/mini/mini.md"
+    assert "| `mir()` | 18.6 ± 1.6 | 14.6 to 22.6 | 31.8 ± 4.8 | `linear_last` | 3 |" in page, "as in results/mini/mini.md"
     assert "| MIR | Split CIFAR-100 | 1,000 | 16.0" in page, "as in the paper"
     assert "θ_v <- θ - virtual_lr · ∇CE(B_n; θ)" in page
 
@@ -58,7 +128,7 @@ def test_additions_and_settings_are_told_apart(method_pages: Any) -> None:
     assert [line["method"] for line in method_pages.measured("mini", "ewc")] == ["er() + ewc()"]
     [row] = [line for line in method_pages.page("closed").splitlines() if "CIFAR-100 | `closed()`" in line]
     assert "63.5" in row
-    assert "classes='40-59'" in method_pages.page("best")
+    assert "| classes 40–59 of CIFAR-100, 5 tasks, 16 pixels a side, memory 200 | `best()` | 39.0 ± 1.3" in method_pages.page("best")
     assert "It is not from a paper. From MOSE" in method_pages.page("best")
 
 
@@ -69,3 +139,30 @@ def test_every_method_has_a_page(method_pages: Any) -> None:
         for title in ("Algorithm", "Use it", "Options", "Needs and costs", "Differences from the paper", "Measured", "More"):
             assert f"\n## {title}\n" in page, f"{name} has no section {title}"
         assert "```text\n\n```" not in page, f"{name} has no algorithm"
+
+
+def test_strong_and_weak_are_what_paired_seeds_say(method_pages: Any) -> None:
+    assert "**Strong:** more accurate than `mose()` in 5 of 5 settings (4.7 to 9.9 points)" in method_pages.page("best")
+    verdict = method_pages.strong_and_weak("grace")
+    [row] = [line for line in verdict.splitlines() if "classes 40–59" in line and "`grace()` | `mose()`" in line and "16 pix" in line]
+    assert "−0.2 (−0.9 to +0.4)" in row, "as in docs/verdict.md"
+    assert verdict.startswith("No difference can be told")
+
+
+def test_costs_are_those_of_a_dry_run(method_pages: Any, manual_on_path: None) -> None:
+    from manual import count_costs  # type: ignore[import-not-found]
+
+    assert method_pages.all_costs().keys() == FACTS.keys()
+    for name in ("er", "mir", "slda"):
+        assert count_costs.counted(name) == method_pages.counted(name), "make it again: python docs/manual/count_costs.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FACTS)
+def test_the_command_on_a_method_s_page_runs(
+    name: str, method_pages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    [command] = re.findall(r"^gracecl (run .*)$", method_pages.use(name, FACTS[name]), re.MULTILINE)
+    fewer = command.replace("split-digits(tasks=5)", "split-digits(tasks=5, size=16)").replace("width=8", "width=2")
+    assert cli.call([*shlex.split(fewer), "--steps", "2", "--eval-images", "10", "--jobs", "1"]) == 0, capsys.readouterr().err

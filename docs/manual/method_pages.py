@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import inspect
 import json
+import math
 import re
 import textwrap
 import types
@@ -15,15 +16,19 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from gracecl.functional.statistics import Paired, paired, t_quantile
 from gracecl.lab import paper
 from gracecl.lab.catalogue import FACTS, Facts
 from gracecl.lab.report.command import as_typed, option_words
 from gracecl.registry import methods
 from gracecl.registry.options import sentences
-from gracecl.registry.spec import Limit
+from gracecl.registry.spec import Limit, parse_method
+from manual.examples import with_code
 from manual.pages import ROOT, table, write_page
 
 FOLDER = ROOT / "docs/methods"
+COSTS = ROOT / "results/costs/costs.json"
+"""written by count_costs.py"""
 FAMILIES = {
     "bound": ("Bounds", "What to compare with: learning without any protection, and learning from everything at once."),
     "replay": ("Replay", "Keep some images and learn from them again."),
@@ -46,7 +51,9 @@ GRACE = {
 }
 STUDIES = ("mini", "accuracy-small", "record", "pretrained")
 """studies with runs of their own; others are made of these runs"""
-DATA_SETS = {"cifar100.feat": "CIFAR-100", "cub200.feat": "40 classes of CUB-200"}
+DATA_SETS = {"cifar100": "CIFAR-100", "cub200": "CUB-200", "tinyimagenet": "Tiny-ImageNet", "digits": "digits"}
+CLASSES_OF_FEATURES = {"cub200": "40 classes of ", "tinyimagenet": "50 classes of "}
+"""of which the feature files of the study pretrained were made, where not of all"""
 DIFFERENCES = re.compile(r"^Differences from (the|a) (paper|source)[^:]*: |^Differences from the paper, ", re.MULTILINE)
 
 NO_PAPER = re.compile(r"^(None, there|There) is none\.\s*", re.IGNORECASE)
@@ -99,13 +106,16 @@ def page(name: str) -> str:
     module = importlib.import_module(kind.__module__)
     reference, box, prose, differences = sections(ast.get_docstring(ast.parse(inspect.getsource(module))) or "")
     summary = methods.summaries()[name]
-    parts = [f"# `{name}`", summary, f"*{reference}*", "## Algorithm", f"```text\n{box}\n```", prose]
-    parts += ["## Use it", use(name, facts), "## Options", options(kind), "## Needs and costs", needs(facts)]
+    parts = [f"# `{name}`", summary, f"*{reference}*", "## Algorithm", f"```{{code-block}} text\n:class: algorithm\n\n{box}\n```", prose]
+    parts += ["## Use it", use(name, facts), "## Options", options(kind), "## Needs and costs", needs(name, facts)]
     differences = NO_PAPER.sub("It is not from a paper. ", differences) or (
         "It is not from a paper." if facts.year is None else "None are known."
     )
     parts += ["## Differences from the paper", differences]
-    parts += ["## Measured", measurements(name), "## In the GRACE paper", in_the_paper(name), "## More", more(name, kind, facts)]
+    parts += ["## Measured", measurements(name)]
+    if compared := strong_and_weak(name):
+        parts += ["## Strong and weak", compared]
+    parts += ["## In the GRACE paper", in_the_paper(name), "## More", more(name, kind, facts)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -118,7 +128,7 @@ def sections(text: str) -> tuple[str, str, str, str]:
             boxes.append(textwrap.dedent(block))
         elif DIFFERENCES.match(block):
             cut = DIFFERENCES.sub("", block, count=1)
-            differences.append(cut[0].upper() + cut[1:])
+            differences.append((cut[0].upper() if cut[0].isascii() else cut[0]) + cut[1:])
         else:
             prose.append(block)
     return " ".join(first.split()), "\n\n".join(boxes), markdown("\n\n".join(prose)), markdown("\n\n".join(differences))
@@ -175,20 +185,38 @@ def values(hint: Any) -> str:
     return plain.get(hint, "method")
 
 
-def needs(facts: Facts) -> str:
+def needs(name: str, facts: Facts) -> str:
     without = UNMARKED.get(facts.unmarked)
     if without is None and facts.unmarked.startswith("every"):
         without = f"What it does at the end of a task, it does {facts.unmarked} instead (option `every` or `refresh_every`)."
+    beside = {"add": ", with `er()`"}.get(facts.family, "")
     rows: list[list[object]] = [
         ["family", FAMILIES[facts.family][0].lower()],
         ["on a stream without task marks", without or f"It {facts.unmarked}."],
         ["keeps besides its weights", facts.keeps],
         ["images through the net per step", f"{facts.forward:,}"],
         ["of these, with a gradient", f"{facts.backward:,}"],
+        [f"FLOPs per step{beside}", f"{counted(name)['flops'] / 1e9:.2f} · 10⁹"],
+        [f"bytes kept{beside}", f"{counted(name)['bytes'] / 1e6:.2f} MB, with 200 images in memory"],
         ["inside `grace(...)`", GRACE[facts.grace]],
     ]
-    note = "Images are counted with 10 new ones per step, a memory of 1,000, in the last of ten tasks of ten classes."
+    note = (
+        "Images are counted with 10 new ones per step, a memory of 1,000, in the last of ten tasks of ten classes. FLOPs and bytes "
+        "are counted in [the setting of mini](../../results/costs/costs.md): images of 16 × 16 pixels, a narrow ResNet-18"
+        + (", here a transformer" if name == "online_lora" else "")
+        + "."
+    )
     return f"{table(['', 'by default'], rows)}\n\n{note}"
+
+
+@cache
+def all_costs() -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = json.loads(COSTS.read_text(encoding="utf-8"))
+    return found
+
+
+def counted(name: str) -> dict[str, float]:
+    return all_costs()[name]
 
 
 # Numbers.
@@ -226,14 +254,14 @@ def measured(study: str, name: str) -> list[dict[str, Any]]:
 def measurements(name: str) -> str:
     rows: list[list[object]] = []
     for study in STUDIES:
-        file = study_file(study)
         for line in measured(study, name):
             rows.append(
                 [
-                    f"[{study}](../../results/{study}/{file.stem}.md)",
+                    f"[{study}](../../results/{study}/{study_file(study).stem}.md)",
                     setting(study, line),
-                    f"`{line['method']}`",
+                    row_of(name, line),
                     with_spread(line, "acc"),
+                    interval_of_mean(line),
                     with_spread(line, "forgetting"),
                     f"`{line['rule']}`",
                     len(line["seeds"]),
@@ -241,24 +269,160 @@ def measurements(name: str) -> str:
             )
     if not rows:
         return "No committed result has it."
-    heads = ["study", "stream and memory", "row", "acc ↑", "forgetting ↓", "predicts by", "seeds"]
-    parts = [table(heads, rows, right=(3, 4, 6)), HOW_TO_READ, again(name)]
+    heads = ["study", "setting", "row", "acc ↑", "95 % interval", "forgetting ↓", "predicts by", "seeds"]
+    parts = [table(heads, rows, right=(3, 4, 5, 7)), HOW_TO_READ, again(name)]
     return "\n\n".join(part for part in parts if part)
 
 
 HOW_TO_READ = (
-    "Percent, mean ± sample standard deviation over seeds. Each study's page says what else is fixed. "
-    "[Results](../../results/README.md) says what the numbers can and cannot show."
+    "Percent, mean ± sample standard deviation over seeds, and the 95 % interval of the mean where there are three seeds or more. "
+    "Each study's page says what else is fixed. [Results](../../results/README.md) says what the numbers can and cannot show."
 )
 
 
-def setting(study: str, line: dict[str, Any]) -> str:
-    """Return the stream and the memory of a line; a study with one setting has it beside its lines."""
+def setting_of(study: str, line: dict[str, Any]) -> tuple[str, str, int]:
+    """Return the stream, the net and the memory of a line; a study with one setting has it beside its lines."""
     told = json.loads(study_file(study).read_text(encoding="utf-8"))["setting"]
     text = line.get("setting") or ", ".join(str(told[key][0]) for key in ("stream", "net", "memory"))
-    stream, _, memory = text.rpartition("), ")[0].rpartition(", ")[0], "", text.rpartition(", ")[2]
-    features = [data for file, data in DATA_SETS.items() if file in stream]
-    return f"features of EfficientNet-Lite0, {features[0]}" if features else f"`{stream}`, {int(memory):,}"
+    found = re.fullmatch(r"(.*\)), (\w+(?:\(.*\))?), (\d+)", text)
+    assert found, f"{study} has a setting of another form: {text}"
+    return found[1], found[2], int(found[3])
+
+
+def setting(study: str, line: dict[str, Any]) -> str:
+    """Return the stream and the memory of a line in words."""
+    stream, net, memory = setting_of(study, line)
+    found = dict(re.findall(r"(\w+)='?([^',)]+)", stream))
+    data = re.search("|".join(DATA_SETS), stream)
+    assert data, f"{study} has data without a name here: {stream}"
+    words = [CLASSES_OF_FEATURES.get(data[0], "") * ("path" in found) + DATA_SETS[data[0]]]
+    if "classes" in found:
+        words[0] = f"classes {found['classes'].replace('-', '–')} of {words[0]}"
+    words += ["features of EfficientNet-Lite0"] if "path" in found else []
+    words += [f"on a frozen {net.partition('(')[0]}"] if "freeze" in net else []
+    words += ["Si-Blurry"] if stream.startswith("si-blurry") else []
+    words += [f"{found.get('tasks', 10)} tasks"]
+    words += [f"{found['size']} pixels a side"] if "size" in found else []
+    words += [f"order {found['order']}"] if "order" in found else []
+    words += [f"batches of {found['batch']}"] if found.get("batch", "20") != "20" else []
+    return f"{', '.join(words)}, memory {memory:,}"
+
+
+@cache
+def runs(study: str) -> dict[tuple[str, str], dict[int, dict[str, Any]]]:
+    """Return the metrics of a study's runs by rule; of each setting and method, by seed."""
+    found: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
+    with (ROOT / "results" / study / "runs.jsonl").open(encoding="utf-8") as kept:
+        for run in map(json.loads, kept):
+            config = run["config"]
+            where = ", ".join(str(config[key]) for key in ("stream", "net", "memory"))
+            found.setdefault((where, config["method"]), {})[config["seed"]] = run["summary"]["metrics"]
+    return found
+
+
+def by_seed(study: str, line: dict[str, Any], metric: str) -> dict[int, float]:
+    """Return the metric of each seed of a line; a study may have taken runs over from another one."""
+    place = (", ".join(map(str, setting_of(study, line))), line["method"])
+    found: dict[int, dict[str, Any]] = {}
+    for kept_by in (study, *STUDIES):
+        found = runs(kept_by).get(place, {}) | found
+    values = {seed: found[seed][line["rule"]][metric] for seed in line["seeds"] if line["rule"] in found.get(seed, {})}
+    complete = len(values) == len(line["seeds"]) and math.isclose(sum(values.values()) / len(values), line[metric], abs_tol=1e-6)
+    return values if complete else {}
+
+
+def interval_of_mean(line: dict[str, Any]) -> str:
+    n = len(line["seeds"])
+    half_width = t_quantile(n) * (line["acc_std"] or 0.0) / math.sqrt(n)
+    return "–" if math.isnan(half_width) else f"{line['acc'] - half_width:.1f} to {line['acc'] + half_width:.1f}"
+
+
+# Strong and weak: beside another method of the same study and setting.
+
+
+def strong_and_weak(name: str) -> str:
+    """Compare a method on paired seeds with what one would take without it, where a study has both."""
+    rows: list[list[object]] = []
+    found: dict[str, list[tuple[Paired | None, Paired | None, float]]] = {}
+    for study in STUDIES:
+        for line in measured(study, name):
+            other = beside(study, name, line)
+            if other is None:
+                continue
+            accuracy, forgetting = (difference(study, line, other, metric) for metric in ("acc", "forgetting"))
+            times = arithmetic(line) / arithmetic(other) if arithmetic(other) else math.nan
+            where = f"[{study}](../../results/{study}/{study_file(study).stem}.md): {setting(study, line)}"
+            shown = [row_of(name, line), f"`{other['method']}`", in_points(accuracy), in_points(forgetting), f"× {times:.1f}" if times > 0 else "–"]
+            rows.append([where, *shown])
+            if row_of(name, line).startswith(f"`{name}()") or FACTS[name].family in ("add", "wrap"):
+                found.setdefault(other["method"], []).append((accuracy, forgetting, times))
+    if not rows:
+        return ""
+    heads = ["where", "row", "beside", "accuracy", "forgetting", "arithmetic"]
+    return "\n\n".join([*verdicts(found), table(heads, rows, right=(3, 4, 5)), HOW_COMPARED])
+
+
+def row_of(name: str, line: dict[str, Any]) -> str:
+    """Return the expression of a line; that of a method with its default options in short."""
+    return f"`{name}()`" if line["method"] == default_form(name) and FACTS[name].family != "add" else f"`{line['method']}`"
+
+
+@cache
+def default_form(name: str) -> str:
+    return str(parse_method(f"{name}()"))
+
+
+def verdicts(found: dict[str, list[tuple[Paired | None, Paired | None, float]]]) -> list[str]:
+    """Say beside each other method where accuracy, forgetting and arithmetic are better or worse."""
+    strong, weak = [], []
+    for other, settings in found.items():
+        for place, more, less, good in ((0, "more accurate", "less accurate", 1), (1, "forgets less", "forgets more", -1)):
+            told = [one[place] for one in settings if one[place] is not None]
+            for words, side, sign in ((more, strong, good), (less, weak, -good)):
+                sure = [abs(one.mean) for one in told if one.low * one.high > 0 and one.mean * sign > 0]
+                if sure:
+                    points = " to ".join(dict.fromkeys(f"{one:.1f}" for one in (min(sure), max(sure))))
+                    where = "" if len(told) == 1 else f" in {len(sure)} of {len(told)} settings"
+                    side.append(f"{words} than `{other}`{where} ({points} points)")
+        times = [one[2] for one in settings if one[2] > 0] or [1.0]
+        if min(times) > 1.5:
+            weak.append(f"{max(times):.1f} times the arithmetic of `{other}`")
+        elif max(times) < 0.67:
+            strong.append(f"{max(times):.2f} of the arithmetic of `{other}`")
+    told_sides = [f"**{side}:** {'; '.join(points)}." for side, points in (("Strong", strong), ("Weak", weak)) if points]
+    return told_sides or ["No difference can be told from the seeds that were run."]
+
+
+HOW_COMPARED = (
+    "Differences in points on paired seeds, with their 95 % intervals; arithmetic is how many times the passes of the other one it "
+    "takes (images forward, and twice those backward). Strong and weak name a difference only where its interval leaves out zero, "
+    "without a correction for the number of comparisons."
+)
+
+
+def beside(study: str, name: str, line: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the line to compare with: the learner inside or added to, `closed()` on features, else `er()`; `sgd()` for `er()`."""
+    inner = re.fullmatch(rf"(.+) \+ {name}\(.*\)|{name}\((\w+\(.*\)).*\)", line["method"])
+    wanted = [inner[1] or inner[2], re.findall(r"\w+\(", line["method"])[-1] + ")"] if inner else []
+    wanted += ["closed()"] if FACTS[name].family == "frozen" else []
+    same = {other["method"]: other for other in lines(study) if other.get("setting") == line.get("setting")}
+    return next((same[other] for other in [*wanted, "er()", "sgd()"] if other in same and other != line["method"]), None)
+
+
+def difference(study: str, line: dict[str, Any], other: dict[str, Any], metric: str) -> Paired | None:
+    """Return the paired difference of two lines; None where fewer than three seeds are shared."""
+    ours, theirs = (by_seed(study, one, metric) for one in (line, other))
+    seeds = sorted(ours.keys() & theirs.keys())
+    found = paired([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+    return None if math.isnan(found.low) else found
+
+
+def in_points(found: Paired | None) -> str:
+    return "–" if found is None else f"{found.mean:+.1f} ({found.low:+.1f} to {found.high:+.1f})".replace("-", "−")
+
+
+def arithmetic(line: dict[str, Any]) -> float:
+    return float(line["forward"] + 2 * line["backward"])
 
 
 def with_spread(line: dict[str, Any], metric: str) -> str:
@@ -318,10 +482,6 @@ def more(name: str, kind: Any, facts: Facts) -> str:
 
 
 def used_in(name: str) -> list[str]:
-    """Return links to the tutorials, pages and programs whose code names a method."""
-    named = re.compile(rf"[\"'( ]{name}\(|\"{name}\"|gracecl run (\S+ )*{name}\b")
-    found = []
-    for path in [*sorted((ROOT / "docs/tutorials").glob("*.md")), *sorted((ROOT / "examples").glob("*.py"))]:
-        if named.search(path.read_text(encoding="utf-8")):
-            found.append(f"[{path.stem.replace('_', ' ')}](../../{path.relative_to(ROOT)})")
-    return found
+    """Return links to the tutorials and programs whose code names a method."""
+    found = with_code(rf"[\"'( ]{name}\(|\"{name}\"|gracecl run (\S+ )*{name}\b")
+    return [f"[{path.stem.replace('_', ' ')}](../../{path})" for path in found]

@@ -53,8 +53,8 @@ def embed(
 ) -> Data:
     """The features that a net makes of a data set's images, as a data set of vectors with the same labels.
 
-    >>> features = gracecl.embed("efficientnet_lite0", "cifar100", size=128, out="cifar.feat")
-    >>> gracecl.Learner("slda", net="identity()", ...).fit(gracecl.stream(features, tasks=10))
+    >>> features = gracecl.embed("resnet18(width=8)", "digits", out="digits.feat")     # or "efficientnet_lite0" and your data
+    >>> gracecl.Learner("slda", net="identity()").fit(gracecl.stream(features, tasks=5))
 
     `net` is an expression, as in `gracecl list nets`, or a module; it computes in evaluation mode and does not learn. `data` is a
     data set, a stream, or the text of one: `cifar100`, `split-cifar100(size=128)`, a folder of images. The images are enlarged or

@@ -90,12 +90,12 @@ class Learner:
 
     `os.fork` waits for the call in progress, too, so that a child has the learner as it was between two calls.
 
-    >>> learner = Learner("grace")
+    >>> learner = Learner("er", net="resnet18(width=8)")
     >>> learner.learn(x, ["rose", "tulip"])      # as often as batches come; x is uint8 [b, 3, 32, 32]
     >>> learner.predict(x)                       # labels
 
-    >>> learner.fit("split-cifar10(tasks=5)")    # or a whole stream
-    >>> learner.evaluate("split-cifar10(tasks=5)").per_task
+    >>> learner = Learner("er", net="mlp").fit("split-digits(tasks=5)")      # or a whole stream
+    >>> learner.evaluate("split-digits(tasks=5)").per_task
     """
 
     @options.takes(LearnerOptions)
@@ -253,7 +253,7 @@ class Learner:
         nothing is predicted, which counts as wrong, as an example of a class never met does. Labels are class numbers in the
         result; `classes_[result.labels]` are the labels themselves.
 
-        >>> result = Learner("er").prequential("split-digits(tasks=5)")
+        >>> result = Learner("er", net="mlp").prequential("split-digits(tasks=5)")
         >>> result.accuracy, result.sliding(1000), result.measures["kappa_temporal"]
         """
         log = PredictionLog()
