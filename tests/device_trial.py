@@ -1,4 +1,4 @@
-"""`python tests/device_trial.py METHOD`: learn two tasks on a pretended device, and end with an error where that is not as on the host.
+"""`python tests/device_trial.py METHOD`: learn two tasks on a pretended device; end with an error where it is not as on the host.
 
 A process of its own, as PyTorch wants to know of devices before its first backward pass.
 """
