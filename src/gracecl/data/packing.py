@@ -26,6 +26,7 @@ from gracecl.data.labels import exact_in_a_file
 from gracecl.data.loading import load
 from gracecl.data.pixels import BLOCK, Extent, FilePixels, ImageFile, header
 from gracecl.data.progress import Advance, progress
+from gracecl.data.saved import saved_dataset
 from gracecl.data.shards import (
     FORMAT,
     INDEX,
@@ -101,7 +102,8 @@ def pack(
     >>> gracecl.stream("split-shards(path='DIR', tasks=10)")
 
     The source is the name of a data set (looked for in `data`), a folder of images, tar archives in WebDataset's layout (a path, a
-    folder of them or a pattern), a `Data`, or any map-style dataset as `from_torch` takes it; `test` is another of the same kind.
+    folder of them or a pattern), a folder of MosaicML's MDS shards or of Hugging Face's `save_to_disk`, a `Data`, or any map-style
+    dataset as `from_torch` takes it; `test` is another of the same kind.
     Folders and archives without one have `test_fraction` of each class held out, by `seed`; a dict of data sets has a part 'test'
     or 'validation'. `size` is the extent of images that are decoded here. What was interrupted goes on with the next shard when it
     is called again.
@@ -124,10 +126,13 @@ def _packing(source: Any, test: Any, name: str | None, root: str | Path | None, 
         return _of_items(source, test, name, given["label"], given["class_names"], given["tasks"])
     if archives := archives_of(without_nul(source)):
         return _of_archives(archives, test, name, **given)
-    if Path(source).expanduser().is_dir():
+    place = Path(source).expanduser().resolve()
+    if (dataset := saved_dataset(place, given["size"])) is not None:
+        tested = None if test is None else saved_dataset(Path(without_nul(test)).expanduser().resolve(), given["size"])
+        return _of_items(dataset, tested, name or place.name, given["label"], given["class_names"], given["tasks"])
+    if place.is_dir():
         if test is not None:
             raise UserError("a folder has its test images in a folder 'test' or 'val' beside 'train'; leave test out")
-        place = Path(source).expanduser().resolve()
         rows = rows_of(place, given["test_fraction"], given["seed"])
         key = files_key([image for image, _ in (*rows[0], *rows[1])], None) + f"-{given['test_fraction']}-{given['seed']}"
         names = sorted({label for _, label in rows[0]})
@@ -152,7 +157,7 @@ def _of_items(
         test = test if test is not None else next((dataset[part] for part in TEST_PARTS if part in dataset), None)
         dataset = dataset["train"]
     if test is None:
-        raise UserError(f"a {type(dataset).__name__} is packed with a test set beside it: give test=")
+        raise UserError(f"{name or f'a {type(dataset).__name__}'} is packed with a test set beside it: give test= (--test)")
     items = [Items(given, what, label) for given, what in ((dataset, "the dataset"), (test, "the test dataset"))]
     inputs, names = items[0].inputs(), items[0].class_names if class_names is None else class_names
 
