@@ -75,7 +75,7 @@ def within_limit(folder: Path, quick: bool) -> Iterator[Row]:
         "-c",
         f"from {__name__} import learn_within; learn_within({str(folder / 'shards')!r}, {count}, {quick})",
     ]
-    found = json.loads(subprocess.run(command, check=True, capture_output=True, cwd=ROOT, text=True).stdout.splitlines()[-1])
+    found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT, text=True).stdout.splitlines()[-1])
     shards, ram = np.array(found["seconds"])
     yield row(
         "stream from shards",

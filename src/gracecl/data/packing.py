@@ -235,23 +235,24 @@ def _write(packing: Packing, folder: Path, shard_bytes: int, show: bool) -> Data
     check_room(left_over * packing.inputs.bytes, f"the shards of {packing.name}", "choose a place with more room", room)
     with progress(f"packing {packing.name}", total, "examples", done=total - left_over, show=show) as advance:
         for split, start in missing:
-            _write_shard(folder / shard_file(split, start // of_each), splits[split], start, of_each, advance)
+            _write_shard(folder / shard_file(split, start // of_each), splits[split], packing.inputs, start, of_each, advance)
     return _seal(packing, folder, of_each, show)
 
 
-def _write_shard(path: Path, split: Split, start: int, of_each: int, advance: Advance) -> None:
-    parts, labels = [], []
-    for begin in range(start, min(start + of_each, split.length), BLOCK):
-        x, y = split.read(begin, min(begin + BLOCK, start + of_each, split.length))
-        parts.append(x)
+def _write_shard(path: Path, split: Split, inputs: Inputs, start: int, of_each: int, advance: Advance) -> None:
+    stop = min(start + of_each, split.length)
+    room, labels = inputs.blank(stop - start), []
+    for begin in range(start, stop, BLOCK):
+        x, y = split.read(begin, min(begin + BLOCK, stop))
+        room[begin - start : begin - start + len(y)] = x
         labels += list(y)
         advance(len(y))
     for value in labels:
         if not exact_in_a_file(value):
             raise UserError(f"the label {value!r} is a {type(value).__name__}, which a file does not give back as it was")
     tensors: dict[str, Tensor] = {"labels": torch.frombuffer(bytearray(json.dumps(labels).encode()), dtype=torch.uint8)}
-    for place, leaf in leaves(torch.cat(parts)):
-        tensors |= {f"x{place}": leaf.contiguous(), f"check{place}": checks_of(leaf.contiguous())}
+    for place, leaf in leaves(room):
+        tensors |= {f"x{place}": leaf, f"check{place}": checks_of(leaf)}
     try:
         with replacing(path) as beside:
             save_file(tensors, beside)
