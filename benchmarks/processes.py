@@ -15,13 +15,13 @@ PROCESSES = 2
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    subjects = (("er()", 4),) if quick else (("er()", 20), ("mose()", 20), ("mose()", 64))
-    for method, width in subjects:
+    subjects = (("er()", 4, 2, 2),) if quick else (("er()", 20, 9, 10), ("mose()", 20, 7, 2), ("mose()", 64, 3, 1))
+    for method, width, repeats, steps in subjects:
         for sharing in ("exact", "local_norm"):
-            yield shared(method, width, sharing, quick)
+            yield shared(method, width, sharing, repeats, steps)
 
 
-def shared(method: str, width: int, sharing: str, quick: bool) -> Row:
+def shared(method: str, width: int, sharing: str, repeats: int, steps: int) -> Row:
     """Images per second of two processes with one thread each, against one process with two threads."""
     net = f"resnet18(width={width})"
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(PROCESSES)}
@@ -31,7 +31,7 @@ def shared(method: str, width: int, sharing: str, quick: bool) -> Row:
     ]
     alone = Setting(method, net, PROCESSES, {"device": "cpu"})
     with workers([*members, alone]) as found:
-        both, single = seconds_in_turns([found[:-1], found[-1:]], 2 if quick else 9, 2 if quick else 5)
+        both, single = seconds_in_turns([found[:-1], found[-1:]], repeats, steps)
     images = Scene(method, net, device="cpu").images_per_step()
     together = np.max(both, axis=0)
     return row(

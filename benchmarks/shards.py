@@ -2,53 +2,48 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.measure import Row, compare, row
+from benchmarks.measure import Row, compare, in_turns, row, timed
 from benchmarks.memory import AGE, CLASSES, DRAWN, TASKS, offer, random_batch
 from benchmarks.scene import CIFAR, STREAM_BATCH
 from benchmarks.workers import ROOT
 from gracecl import stream
-from gracecl.data import Data, from_shards, pack
+from gracecl.data import Data, pack
 from gracecl.engine.read_ahead import read_ahead
 from gracecl.engine.recipe import Recipe
 from gracecl.inputs import Images
-from gracecl.memory import Memories
+from gracecl.machine import peak_memory
+from gracecl.memory import Memories, Memory
+from gracecl.memory.on_disk import PIECE, DiskMemory
 from gracecl.rows import Numbers, Rows
 
 LIMIT = 1_000_000_000
 """bytes that the process may hold while it learns from three times as many"""
 LARGE, SMALL = 1_000_000, 20_000
-"""images of the set that does not fit, and of that which is compared with RAM"""
-STEPS = 200
+"""images of the set that does not fit, and of that which is compared with it in RAM"""
 SLOTS = 1_000_000
+CHECKPOINTS = 10
+"""while a memory is filled"""
 
 
 def rows(quick: bool) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
-        yield from_memory_or_shards(Path(folder) / "small", quick)
-        yield peak(Path(folder) / "large", quick)
-    slots = 20_000 if quick else SLOTS
-    for store, aim in (("disk", 1.5), ("jpeg(quality=90)", None)):
-        held = slots if store == "disk" else slots // 10
-        yield compare(
-            f"memory {store.partition('(')[0]}, add + draw, {held:,}",
-            f"offering {STREAM_BATCH} images of 3×32×32 to a full memory with --store {store}, drawing and gathering {DRAWN}",
-            "the same in RAM",
-            stepping(store, held),
-            stepping("ram", held),
-            aim=aim,
-            repeats=3 if quick else 31,
-            inner=20 if quick else 200,
-        )
+        yield from within_limit(Path(folder), quick)
+        slots = 20_000 if quick else SLOTS
+        for store, aim in (("disk", 1.5), ("jpeg(quality=90)", None)):
+            held = slots if store == "disk" else slots // 10
+            yield memory_against_ram(store, held, aim, Path(folder), quick)
 
 
 class Generated:
@@ -72,21 +67,54 @@ def generated(count: int) -> Data:
     return Data("generated", x, labels, test, labels[:500], Images(CIFAR), names, TASKS)
 
 
-def from_memory_or_shards(folder: Path, quick: bool) -> Row:
-    """A step of `er` at width 20, whose images come from shards or from RAM."""
-    made = generated(SMALL)
-    packed, held = pack(made, folder, show=False), made.train_x.loaded()
-    in_ram = Data("generated", held, made.train_y, made.test_x, made.test_y, made.inputs, made.class_names, TASKS)
-    return compare(
+def within_limit(folder: Path, quick: bool) -> Iterator[Row]:
+    """What a fresh process measures that may not hold more than `LIMIT` bytes."""
+    count = SMALL if quick else LARGE
+    command = [
+        sys.executable,
+        "-c",
+        f"from {__name__} import learn_within; learn_within({str(folder / 'shards')!r}, {count}, {quick})",
+    ]
+    found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT, text=True).stdout.splitlines()[-1])
+    shards, ram = np.array(found["seconds"])
+    yield row(
         "stream from shards",
-        "a step of er on resnet18(width=20), its ten images read from shards in the background",
-        "the same with the images in RAM",
-        learning(packed),
-        learning(in_ram),
+        f"a step of er on resnet18(width=20), its ten images read in the background from shards of {count:,} images of 3×32×32, "
+        "in a process limited to 1 GB",
+        f"the same with {SMALL:,} images in RAM",
+        shards / ram,
         aim=1 / 0.95,
-        repeats=3 if quick else 31,
-        inner=2 if quick else 10,
+        seconds=float(np.median(shards)),
+        seconds_against=float(np.median(ram)),
     )
+    yield row(
+        "peak with shards",
+        f"the most bytes that this process held, which packed the {count:,} images too",
+        "1 GB",
+        found["peak"] / LIMIT,
+        aim=1.0,
+        bytes=found["peak"],
+        bytes_against=LIMIT,
+    )
+
+
+def learn_within(folder: str, count: int, quick: bool) -> None:
+    """Pack and learn with at most `LIMIT` bytes; print the seconds of steps and the peak of this process."""
+    limit_memory(LIMIT)
+    packed, small = pack(generated(count), folder, show=False), generated(SMALL)
+    in_ram = replace(small, train_x=small.train_x.loaded())
+    repeats, steps = (3, 2) if quick else (31, 10)
+    seconds = in_turns(learning(packed), learning(in_ram), repeats, steps)
+    measured = {"seconds": [(taken / steps).tolist() for taken in seconds], "peak": peak_memory()}
+    sys.stdout.write(f"{json.dumps(measured)}\n")
+
+
+def limit_memory(limit: int) -> None:
+    """Let allocations beyond `limit` bytes fail, where the system can count them."""
+    if sys.platform == "linux":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def learning(data: Data) -> Callable[[], None]:
@@ -97,42 +125,62 @@ def learning(data: Data) -> Callable[[], None]:
     return lambda: (engine.learn(read(next(steps))), None)[1]
 
 
-def peak(folder: Path, quick: bool) -> Row:
-    """The peak of a fresh process that learns from 3 GB."""
-    count = SMALL if quick else LARGE
-    command = [sys.executable, "-c", f"from {__name__} import learn_within; learn_within({str(folder)!r}, {count})"]
-    held = int(subprocess.run(command, check=True, capture_output=True, cwd=ROOT, text=True).stdout.split()[-1])
-    return row(
-        "peak with shards",
-        f"the most bytes that a process holds which packs {count:,} images of 3×32×32 and learns {STEPS} batches of them",
-        "1 GB",
-        held / LIMIT,
-        aim=1.0,
-        bytes=held,
-        bytes_against=LIMIT,
+def memory_against_ram(store: str, slots: int, aim: float | None, folder: Path, quick: bool) -> Row:
+    """Adding to and drawing from a full memory; one on disk is then loaded from its file, and compared."""
+    kept, ram = (full_memory(of, slots, folder / "memory") for of in (store, "ram"))
+    measured = compare(
+        f"memory {store.partition('(')[0]}, add + draw, {slots:,}",
+        f"offering {STREAM_BATCH} images of 3×32×32 to a full memory with --store {store}, drawing and gathering {DRAWN}",
+        "the same in RAM",
+        stepping(kept),
+        stepping(ram),
+        aim=aim,
+        repeats=3 if quick else 31,
+        inner=20 if quick else 200,
+        warmup=20 if quick else 2000,  # until most pages of the file are mapped, as in the middle of a run
     )
+    more: dict[str, float] = {"bytes": image_bytes(kept), "bytes_against": image_bytes(ram)}
+    if isinstance(kept, DiskMemory):
+        with kept.checkpointing():
+            state = kept.state_dict()
+        again = DiskMemory(slots, Images(CIFAR), file=kept.file)
+        more["seconds_to_resume"] = round(timed(lambda: again.load_state_dict(state)), 2)
+        check_same(again, ram)
+    return replace(measured, details=measured.details | more)
 
 
-def learn_within(folder: str, count: int) -> None:
-    """Pack, learn, and print the peak of this process."""
-    from gracecl.machine import peak_memory
+def full_memory(store: str, slots: int, folder: Path) -> Memory:
+    """A memory whose images, if they are on disk, are in the file, as after checkpoints of a run."""
+    memory, rng = Memories(slots, Images(CIFAR), store=store, folder=folder).replay, np.random.default_rng(0)
+    for _ in range(CHECKPOINTS):
+        offer(memory, rng, images=slots // CHECKPOINTS, at_once=1000, tasks=TASKS, classes=CLASSES)
+        with memory.checkpointing():
+            pass
+    return memory
 
-    pack(generated(count), folder, show=False)
-    step = learning(from_shards(folder))
-    for _ in range(STEPS):
-        step()
-    sys.stdout.write(f"{peak_memory()}\n")
 
-
-def stepping(store: str, slots: int) -> Callable[[], None]:
+def stepping(memory: Memory) -> Callable[[], None]:
     """Adding to and drawing from a full memory, one step per call."""
-    memory, rng = Memories(slots, Images(CIFAR), store=store).replay, np.random.default_rng(0)
-    offer(memory, rng, images=AGE * slots, at_once=1000, tasks=TASKS, classes=CLASSES)
+    rng = np.random.default_rng(1)
     x, labels = random_batch(memory, rng, STREAM_BATCH, CLASSES)
 
     def step() -> None:
         memory.add(rng, x, labels, 0)
-        memory.offered = AGE * slots  # held at one age, every step writes equally many
+        memory.offered = AGE * memory.capacity  # held at one age, every step writes equally many
         memory[memory.draw(DRAWN, rng)]
 
     return step
+
+
+def image_bytes(memory: Memory) -> int:
+    """The bytes of a memory's images as a learner's file holds them."""
+    saved = memory.saved_images()
+    return int(saved["jpeg"].nbytes if isinstance(saved, dict) else saved.nbytes)
+
+
+def check_same(one: Memory, other: Memory) -> None:
+    """Fail unless two memories hold the same images and labels."""
+    for start in range(0, len(other), PIECE):
+        slots = np.arange(start, min(start + PIECE, len(other)))
+        assert torch.equal(one[slots], other[slots])
+    assert np.array_equal(one.labels, other.labels)

@@ -8,18 +8,22 @@ is noted with the file of the package that asked for it.
 from __future__ import annotations
 
 import sys
+from functools import cache
 from pathlib import Path
+from traceback import walk_stack
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 import gracecl
 
-DEVICE = torch.device("meta")
-"""what the tensors call themselves: a device that autograd and optimizers treat as any other"""
+KIND = "pretended"
+DEVICE = torch.device("privateuseone:0")
+"""of PyTorch's kind for devices that it does not know"""
 PACKAGE = Path(gracecl.__file__).parent
 aten = torch.ops.aten
 COPIES = (aten._to_copy.default, aten.copy_.default)
@@ -54,11 +58,51 @@ class Held(Tensor):
         raise AssertionError(f"{func} on a tensor of the device outside of its block")
 
 
+class Module:
+    """What PyTorch asks of the device's kind."""
+
+    @staticmethod
+    def is_available() -> bool:
+        return True
+
+    @staticmethod
+    def is_initialized() -> bool:
+        return True
+
+    @staticmethod
+    def current_device() -> int:
+        return 0
+
+    @staticmethod
+    def get_amp_supported_dtype() -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+
+@cache
+def register() -> torch.library.Library:
+    """Tell PyTorch of the device, once."""
+    backend_registration._setup_privateuseone_for_python_backend(KIND, Module())
+    library = torch.library.Library("aten", "IMPL")  # for `torch.tensor`, which no mode sees
+    library.impl("empty_strided", _empty_strided, "PrivateUse1")
+    library.impl("copy_", _copy, "PrivateUse1")
+    return library
+
+
+def _empty_strided(size: Any, stride: Any, dtype: Any = None, **_: Any) -> Held:
+    return Held(torch.empty_strided(size, stride, dtype=dtype))
+
+
+def _copy(one: Held, other: Tensor, _: bool = False) -> Held:
+    one.held.copy_(other)
+    return one
+
+
 class PretendedDevice(TorchDispatchMode):
     """The device, for the length of a block."""
 
     def __init__(self) -> None:
         super().__init__()
+        register()
         self.waits: set[str] = set()
         """files of the package that made the host wait"""
 
@@ -67,7 +111,7 @@ class PretendedDevice(TorchDispatchMode):
         tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
         held = [tensor for tensor in tensors if isinstance(tensor, Held)]
         device = kwargs.get("device")
-        to_device = device == DEVICE if device is not None else bool(held)
+        to_device = device.type == DEVICE.type if device is not None else bool(held)
         if device is not None and to_device:
             kwargs["device"] = torch.device("cpu")
         if func in COPIES:
@@ -86,14 +130,10 @@ class PretendedDevice(TorchDispatchMode):
         return tree_map(lambda value: own[id(value)] if id(value) in own else _device_tensor(value), made)
 
     def _wait(self) -> None:
-        """Note who asked."""
-        frame = sys._getframe(2)
-        while frame is not None:
-            file = Path(frame.f_code.co_filename)
-            if PACKAGE in file.parents:
-                self.waits.add(str(file.relative_to(PACKAGE)))
-                return
-            frame = frame.f_back  # type: ignore[assignment]
+        """Note who asked: the method or memory, else the innermost file of the package."""
+        files = [Path(frame.f_code.co_filename) for frame, _ in walk_stack(sys._getframe(2))]
+        inside = [file.relative_to(PACKAGE).as_posix() for file in files if PACKAGE in file.parents]
+        self.waits |= set([file for file in inside if file.startswith(("methods/", "memory/"))][:1] or inside[:1])
 
 
 def _device_tensor(value: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.3.0"
 
 _HOME = {
+    "Batches": "gracecl.data",
     "Callback": "gracecl.engine.loop",
     "Feedback": "gracecl.controllers.feedback",
     "Learner": "gracecl.learner",
@@ -33,6 +34,7 @@ _HOME = {
 """public names and where they live: they are imported when first used, so that the command starts without torch"""
 
 __all__ = [
+    "Batches",
     "Callback",
     "Feedback",
     "Images",
@@ -58,7 +60,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from gracecl.controllers.feedback import Feedback
-    from gracecl.data import from_arrays, from_torch, pack
+    from gracecl.data import Batches, from_arrays, from_torch, pack
     from gracecl.embedding import embed
     from gracecl.engine.loop import Callback, StopTraining
     from gracecl.errors import UserError

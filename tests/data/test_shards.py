@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import os
@@ -22,6 +23,7 @@ import commands
 import gracecl
 from gracecl import UserError
 from gracecl.data import Data, check, from_folder, from_shards, load
+from gracecl.data.saved import MDS
 from gracecl.data.shards import INDEX, PLAN
 from gracecl.engine.read_ahead import AHEAD, ReadAhead, read_ahead
 from gracecl.inputs import in_memory
@@ -29,6 +31,7 @@ from gracecl.rows import Rows
 from waiting import wait_until
 
 RNG = np.random.default_rng(0)
+MDS_FIXTURE = Path(__file__).parent.parent / "fixtures" / "mds"
 FAMILIES = [
     "domain(tasks=2)",
     "noisy(longtail(split(tasks=5)), 0.2)",
@@ -320,3 +323,100 @@ def test_packing_that_is_killed_goes_on_and_ends_with_the_same_bytes(tmp_path: P
     files = sorted(file.name for file in whole.iterdir())
     assert sorted(file.name for file in killed.iterdir()) == files
     assert all((killed / name).read_bytes() == (whole / name).read_bytes() for name in files)
+
+
+def picture_of(number: int) -> Any:
+    """What the fixture's pictures were made of, with MosaicML's MDSWriter."""
+    return np.random.default_rng(number).integers(0, 256, (6, 5, 3), np.uint8)
+
+
+def test_mds_shards_are_packed(tmp_path: Path) -> None:
+    assert "12 training and 6 test images of 3 × 6 × 5" in commands.gracecl("data", "pack", MDS_FIXTURE, tmp_path / "whole").out
+    data = from_shards(tmp_path / "whole")
+    for number in range(12):
+        assert np.array_equal(data.train_x.loaded()[number].permute(1, 2, 0).numpy(), picture_of(number))
+        assert data.train_y[number] == number % 3
+    assert np.array_equal(data.test_x[5].permute(1, 2, 0).numpy(), picture_of(105))
+    small = gracecl.pack(MDS_FIXTURE / "train", tmp_path / "small", test=MDS_FIXTURE / "test", size=4, show=False)
+    assert small.inputs.shape == (3, 4, 4)
+    said = commands.gracecl("data", "pack", MDS_FIXTURE / "train", tmp_path / "alone")
+    assert "train is packed with a test set beside it: give test= (--test)" in said.sentence
+
+
+def test_columns_of_mds_shards() -> None:
+    for number, example in enumerate(MDS(MDS_FIXTURE / "columns")):
+        assert np.array_equal(np.asarray(example["raw"]), picture_of(number)[..., 0])
+        assert np.asarray(example["jpeg"]).shape == (6, 5, 3)
+        assert (example["name"], example["count"], example["share"]) == (f"é{number}", 7 + number, number / 4)
+        assert np.array_equal(example["array"], np.arange(6, dtype=np.int16).reshape(2, 3) + number)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('"png"', '"pkl"', "the column 'image' has the MDS encoding 'pkl', which is not read here"),
+        ('"compression": null', '"compression": "zstd"', "compression zstd; version 2 without compression is read"),
+        ('"bytes": 913', '"bytes": 914', "has 913 bytes of 914; copy it again"),
+        ('"shards"', '"pieces"', "cannot read the MDS index"),
+    ],
+)
+def test_mds_shards_that_are_not_read(old: str, new: str, words: str, tmp_path: Path) -> None:
+    shutil.copytree(MDS_FIXTURE, tmp_path / "mds")
+    index = tmp_path / "mds" / "train" / INDEX
+    assert old in index.read_text()
+    index.write_text(index.read_text().replace(old, new))
+    with pytest.raises(UserError, match=words):
+        gracecl.pack(tmp_path / "mds", tmp_path / "packed", show=False)
+
+
+def test_damaged_mds_shards_are_named(tmp_path: Path) -> None:
+    shutil.copytree(MDS_FIXTURE, tmp_path / "mds")
+    shard = tmp_path / "mds" / "train" / "shard.00001.mds"
+    content = bytearray(shard.read_bytes())
+    content[300:] = bytes(len(content) - 300)
+    shard.write_bytes(content)
+    with pytest.raises(UserError, match=r"of .*shard.00001.mds cannot be read"):
+        gracecl.pack(tmp_path / "mds", tmp_path / "packed", show=False)
+
+
+@pytest.mark.parametrize("form", ["pairs", "dicts"])
+def test_a_learner_takes_batches_of_a_streamed_source(form: str) -> None:
+    """Examples that come one by one, as WebDataset's tuples and dicts; the last batch is what is left."""
+    given = images(23)
+    pictures = [(Image.fromarray(image), label) for image, label in given]
+    dicts = [{"__key__": str(number), "png": image, "cls": label} for number, (image, label) in enumerate(pictures)]
+    batches = gracecl.Batches(iter(pictures if form == "pairs" else dicts), size=10)
+    assert "not exactly resumable" in repr(batches)
+    assert not batches.exactly_resumable
+    found = list(batches)
+    assert [len(y) for _, y in found] == [10, 10, 3]
+    assert np.array_equal(torch.cat([x for x, _ in found]).permute(0, 2, 3, 1).numpy(), np.stack([image for image, _ in given]))
+    assert [label for _, y in found for label in y] == [label for _, label in given]
+    learner = gracecl.Learner("er", net="mlp(width=4)", augment="none", memory=10)
+    assert learner.fit(gracecl.Batches(pictures, size=10)).engine.progress.step == 3
+    with pytest.raises(UserError, match="has no batches by number, so it cannot be continued at 2"):
+        learner.fit(gracecl.Batches(pictures), start=2)
+
+
+@pytest.mark.parametrize(
+    ("source", "size", "words"),
+    [
+        (images(3), 0, "size must be a whole number of at least 1, not 0"),
+        (5, 10, "batches are made of an iterable of examples, not of a int"),
+        ([images(1)[0], (np.zeros((7, 7, 3), np.uint8), 0)], 2, "example 1 of the source"),
+        ([{"png": images(1)[0][0]}], 2, "say which is the label with label="),
+    ],
+)
+def test_sources_that_make_no_batches(source: Any, size: int, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        list(gracecl.Batches(source, size))
+
+
+def test_a_saved_hugging_face_data_set_needs_its_library(tmp_path: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "dataset_dict.json").write_text("{}")
+    if importlib.util.find_spec("datasets") is None:
+        with pytest.raises(UserError, match="needs its library: pip install datasets"):
+            gracecl.pack(tmp_path / "hf", tmp_path / "packed", show=False)
+    with pytest.raises(UserError, match="resize them there, or leave size out"):
+        gracecl.pack(tmp_path / "hf", tmp_path / "packed", size=8, show=False)

@@ -681,7 +681,7 @@ PARTS = [
             "herd",
             ("F.normalize(features, dim=1)", "features"),
             ("F.normalize(unit.mean(dim=0), dim=0)", "unit.mean(dim=0)"),
-            ("missing + mean - unit[best]", "missing - unit[best]"),
+            ("missing + mean - unit[best].squeeze(0)", "missing - unit[best].squeeze(0)"),
             ("free[best] = -torch.inf", "free[best] = -0.1"),
         ),
     ),

@@ -8,10 +8,12 @@ from gracecl.data.loading import check, get, load
 from gracecl.data.packing import pack
 from gracecl.data.shards import from_shards
 from gracecl.data.source import Archive, Source
+from gracecl.data.streamed import Batches
 from gracecl.data.torch_datasets import from_torch
 
 __all__ = [
     "Archive",
+    "Batches",
     "Data",
     "Source",
     "check",

@@ -26,6 +26,7 @@ from gracecl.data.labels import exact_in_a_file
 from gracecl.data.loading import load
 from gracecl.data.pixels import BLOCK, Extent, FilePixels, ImageFile, header
 from gracecl.data.progress import Advance, progress
+from gracecl.data.saved import saved_dataset
 from gracecl.data.shards import (
     FORMAT,
     INDEX,
@@ -101,7 +102,8 @@ def pack(
     >>> gracecl.stream("split-shards(path='DIR', tasks=10)")
 
     The source is the name of a data set (looked for in `data`), a folder of images, tar archives in WebDataset's layout (a path, a
-    folder of them or a pattern), a `Data`, or any map-style dataset as `from_torch` takes it; `test` is another of the same kind.
+    folder of them or a pattern), a folder of MosaicML's MDS shards or of Hugging Face's `save_to_disk`, a `Data`, or any map-style
+    dataset as `from_torch` takes it; `test` is another of the same kind.
     Folders and archives without one have `test_fraction` of each class held out, by `seed`; a dict of data sets has a part 'test'
     or 'validation'. `size` is the extent of images that are decoded here. What was interrupted goes on with the next shard when it
     is called again.
@@ -124,10 +126,13 @@ def _packing(source: Any, test: Any, name: str | None, root: str | Path | None, 
         return _of_items(source, test, name, given["label"], given["class_names"], given["tasks"])
     if archives := archives_of(without_nul(source)):
         return _of_archives(archives, test, name, **given)
-    if Path(source).expanduser().is_dir():
+    place = Path(source).expanduser().resolve()
+    if (dataset := saved_dataset(place, given["size"])) is not None:
+        tested = None if test is None else saved_dataset(Path(without_nul(test)).expanduser().resolve(), given["size"])
+        return _of_items(dataset, tested, name or place.name, given["label"], given["class_names"], given["tasks"])
+    if place.is_dir():
         if test is not None:
             raise UserError("a folder has its test images in a folder 'test' or 'val' beside 'train'; leave test out")
-        place = Path(source).expanduser().resolve()
         rows = rows_of(place, given["test_fraction"], given["seed"])
         key = files_key([image for image, _ in (*rows[0], *rows[1])], None) + f"-{given['test_fraction']}-{given['seed']}"
         names = sorted({label for _, label in rows[0]})
@@ -152,7 +157,7 @@ def _of_items(
         test = test if test is not None else next((dataset[part] for part in TEST_PARTS if part in dataset), None)
         dataset = dataset["train"]
     if test is None:
-        raise UserError(f"a {type(dataset).__name__} is packed with a test set beside it: give test=")
+        raise UserError(f"{name or f'a {type(dataset).__name__}'} is packed with a test set beside it: give test= (--test)")
     items = [Items(given, what, label) for given, what in ((dataset, "the dataset"), (test, "the test dataset"))]
     inputs, names = items[0].inputs(), items[0].class_names if class_names is None else class_names
 
@@ -230,23 +235,24 @@ def _write(packing: Packing, folder: Path, shard_bytes: int, show: bool) -> Data
     check_room(left_over * packing.inputs.bytes, f"the shards of {packing.name}", "choose a place with more room", room)
     with progress(f"packing {packing.name}", total, "examples", done=total - left_over, show=show) as advance:
         for split, start in missing:
-            _write_shard(folder / shard_file(split, start // of_each), splits[split], start, of_each, advance)
+            _write_shard(folder / shard_file(split, start // of_each), splits[split], packing.inputs, start, of_each, advance)
     return _seal(packing, folder, of_each, show)
 
 
-def _write_shard(path: Path, split: Split, start: int, of_each: int, advance: Advance) -> None:
-    parts, labels = [], []
-    for begin in range(start, min(start + of_each, split.length), BLOCK):
-        x, y = split.read(begin, min(begin + BLOCK, start + of_each, split.length))
-        parts.append(x)
+def _write_shard(path: Path, split: Split, inputs: Inputs, start: int, of_each: int, advance: Advance) -> None:
+    stop = min(start + of_each, split.length)
+    room, labels = inputs.blank(stop - start), []
+    for begin in range(start, stop, BLOCK):
+        x, y = split.read(begin, min(begin + BLOCK, stop))
+        room[begin - start : begin - start + len(y)] = x
         labels += list(y)
         advance(len(y))
     for value in labels:
         if not exact_in_a_file(value):
             raise UserError(f"the label {value!r} is a {type(value).__name__}, which a file does not give back as it was")
     tensors: dict[str, Tensor] = {"labels": torch.frombuffer(bytearray(json.dumps(labels).encode()), dtype=torch.uint8)}
-    for place, leaf in leaves(torch.cat(parts)):
-        tensors |= {f"x{place}": leaf.contiguous(), f"check{place}": checks_of(leaf.contiguous())}
+    for place, leaf in leaves(room):
+        tensors |= {f"x{place}": leaf, f"check{place}": checks_of(leaf)}
     try:
         with replacing(path) as beside:
             save_file(tensors, beside)

@@ -29,7 +29,7 @@ CHANNELS = (1, 3, 4)
 """numbers of channels by which images are known"""
 PICTURE_MODES = {"1": "L", "P": "RGB", "CMYK": "RGB", "YCbCr": "RGB"}
 """modes of Pillow whose values are no grey values or colours, and what they become"""
-LABEL_NAMES = ("label", "labels", "fine_label", "target", "y")
+LABEL_NAMES = ("label", "labels", "fine_label", "target", "y", "cls")
 
 
 def from_torch(
@@ -46,8 +46,8 @@ def from_torch(
     """A data set from two map-style datasets: anything with `len(dataset)` and `dataset[i]`.
 
     An item is a pair `(input, label)` or a dict, of which `label` names the label's entry (found by itself if it is called label,
-    labels, fine_label, target or y); the other entries are the input, except further columns of class labels. Pictures of Pillow
-    become bytes; bytes `[height, width]` and `[height, width, channels]` are images as well, and so are floats
+    labels, fine_label, target, y or cls); the other entries are the input, except further columns of class labels. Pictures of
+    Pillow become bytes; bytes `[height, width]` and `[height, width, channels]` are images as well, and so are floats
     `[channels, height, width]` in [0, 1]; other tensors and arrays stay what they are. Items are read once and kept, so random
     augmentation belongs in `augment`. Inputs of more than `in_memory` bytes go into a file in `folder` (a temporary one, if left
     out) that is mapped, so that they need not fit into memory. `class_names` are those that the dataset knows, if left out.
@@ -85,26 +85,12 @@ _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 """removed when the program ends"""
 
 
-class Items:
-    """A dataset of somebody else's, and how its items fall into input and label."""
+class Reader:
+    """How the items of somebody else's dataset fall into input and label."""
 
     def __init__(self, dataset: Any, what: str, label: str | None) -> None:
-        if isinstance(dataset, Mapping):
-            raise UserError(f"{what} is a {type(dataset).__name__}; give one of its parts, such as dataset['train']")
-        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or isinstance(dataset, str):
-            raise UserError(
-                f"{what} is a {type(dataset).__name__}; from_torch takes map-style datasets, with len(dataset) and dataset[i], and "
-                "Learner.fit takes loaders and iterables"
-            )
-        self.dataset, self.what, self.label, self.length = dataset, what, label, len(dataset)
-        if not self.length:
-            raise UserError(f"{what} is empty; give one with at least one item")
+        self.dataset, self.what, self.label = dataset, what, label
         self.known_names = _known_names(dataset)
-
-    @property
-    def class_names(self) -> list[str] | None:
-        """The names that torchvision's and Hugging Face's datasets know of their classes."""
-        return self.known_names.get(None) or self.known_names.get(self.label_of(self.dataset[0]))
 
     def label_of(self, item: Any) -> str | None:
         """The entry of a dict that is the label; None of a pair."""
@@ -122,7 +108,8 @@ class Items:
         """Input and label of an item: arrays and tensors, and a Python value."""
         if isinstance(given, Mapping):
             label = self.label_of(given)
-            x = {name: value for name, value in given.items() if name != label and name not in self.known_names}
+            beside = {label, *self.known_names}
+            x = {name: value for name, value in given.items() if name not in beside and not str(name).startswith("__")}
             if not x:
                 raise UserError(f"{what} has no entry beside the label {label!r}; give the dataset a column with the input")
             return self.arrays(x if len(x) > 1 else next(iter(x.values())), what), _value(given[label])
@@ -139,6 +126,28 @@ class Items:
         array = _array(x, what)
         return array[None] if array.ndim == 2 and _are_bytes(array) else array
 
+
+class Items(Reader):
+    """A dataset of somebody else's, with items by number."""
+
+    def __init__(self, dataset: Any, what: str, label: str | None) -> None:
+        if isinstance(dataset, Mapping):
+            raise UserError(f"{what} is a {type(dataset).__name__}; give one of its parts, such as dataset['train']")
+        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or isinstance(dataset, str):
+            raise UserError(
+                f"{what} is a {type(dataset).__name__}; from_torch takes map-style datasets, with len(dataset) and dataset[i], and "
+                "Learner.fit takes loaders and iterables"
+            )
+        super().__init__(dataset, what, label)
+        self.length = len(dataset)
+        if not self.length:
+            raise UserError(f"{what} is empty; give one with at least one item")
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """The names that torchvision's and Hugging Face's datasets know of their classes."""
+        return self.known_names.get(None) or self.known_names.get(self.label_of(self.dataset[0]))
+
     def given(self, begin: int, end: int) -> Iterator[Any]:
         """The dataset's items in order, several at a time where it has `__getitems__`, which torch's loaders use as well."""
         several = getattr(self.dataset, "__getitems__", None)
@@ -151,12 +160,12 @@ class Items:
         for number, given in enumerate(self.given(begin, end), start=begin):
             what = f"item {number} of {self.what}"
             x, y = self.split(given, what)
-            yield inputs.read(_one(x), what), y
+            yield inputs.read(one(x), what), y
 
     def inputs(self) -> Inputs:
         """What the first item shows."""
         what = f"item 0 of {self.what}"
-        return inputs_of(_one(self.split(self.dataset[0], what)[0]), what)
+        return inputs_of(one(self.split(self.dataset[0], what)[0]), what)
 
     def read(self, inputs: Inputs, in_memory: int, folder: str | Path | None) -> tuple[Batched, list[Any]]:
         """All items, read one after the other."""
@@ -171,12 +180,12 @@ class Items:
         return room, labels
 
 
-def _one(x: Any) -> Any:
+def one(x: Any) -> Any:
     """A batch of one input."""
     if isinstance(x, dict):
-        return {name: _one(part) for name, part in x.items()}
+        return {name: one(part) for name, part in x.items()}
     if isinstance(x, tuple):
-        return tuple(map(_one, x))
+        return tuple(map(one, x))
     return x[None] if isinstance(x, Tensor | np.ndarray) and x.ndim else torch.as_tensor(x)[None]
 
 

@@ -21,8 +21,8 @@ def herd(features: Tensor, count: int) -> Tensor:
     missing, free = mean.clone(), torch.zeros(len(unit), dtype=unit.dtype, device=unit.device)
     chosen = []
     for _ in range(min(count, len(unit))):
-        best = (unit @ missing + free).argmax()
+        best = (unit @ missing + free).argmax(dim=0, keepdim=True)
         chosen.append(best)
         free[best] = -torch.inf
-        missing = missing + mean - unit[best]
-    return torch.stack(chosen) if chosen else torch.zeros(0, dtype=torch.int64, device=unit.device)
+        missing = missing + mean - unit[best].squeeze(0)
+    return torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int64, device=unit.device)

@@ -99,6 +99,10 @@ class DiskMemory(Memory):
         if (handle := getattr(self, "_handle", None)) is not None:
             os.close(handle)
 
+    def __getitem__(self, slots: Ints) -> Batched:
+        """Return the images in these slots."""
+        return self._slots.index_select(0, torch.from_numpy(slots)).to(self.device)
+
     def write(self, slots: Ints, where: Tensor, rows: Batched) -> None:
         write_rows(self._slots, torch.from_numpy(slots), rows.to("cpu"))
         self._changed[slots] = True
@@ -142,7 +146,18 @@ class DiskMemory(Memory):
         os.fsync(self._handle)
         self._changed[slots] = False
         if self._map is not None and not self._changed.any() and hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED)
+            for first, last in self._pages(slots):
+                self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+    def _pages(self, slots: Ints) -> Iterator[tuple[int, int]]:
+        """Return the whole pages that hold these slots, as ranges of bytes that do not touch; others stay where they are."""
+        for (_, leaf), begin in zip(leaves(self._slots), self._begins, strict=True):
+            size = leaf[0].nbytes if len(slots) else 0
+            first = (begin + slots * size) // mmap.PAGESIZE
+            last = -(-(begin + (slots + 1) * size) // mmap.PAGESIZE)
+            apart = np.flatnonzero(first[1:] > last[:-1]) + 1
+            for one, end in zip([0, *apart] if len(slots) else [], [*(apart - 1), len(slots) - 1], strict=False):
+                yield int(first[one]) * mmap.PAGESIZE, int(last[end]) * mmap.PAGESIZE
 
     def saved_images(self) -> Any:
         if not self._journal:

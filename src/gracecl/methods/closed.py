@@ -24,6 +24,9 @@ made for one until it is stale: a class is new, or as many images came as a tent
 state, so that a resumed learner predicts the same bits. temperature=True divides scores by a running temperature: each batch,
 before it is added, is scored by the last solution, and that with the least decayed log loss is used; the solution is then made anew
 whenever it is stale, asked for or not.
+
+On a GPU each step with gamma='first', shrink='held_out' or temperature=True waits for the device, as the host asks how many images
+came and what the last solution knew.
 """
 
 from __future__ import annotations
@@ -179,15 +182,15 @@ class Closed(ClosedForm):
     # Learning.
 
     def add(self, features: Tensor, labels: Ints) -> None:
-        if self.map == "rff" and self.gammas[0] == 0:
+        if self.map == "rff" and self.gamma == "first" and self.gammas[0] == 0:
             z = self.chosen(features)
             spread = z.shape[-1] * z.var(dim=(1, 2), correction=0)
             self.gammas = (1 / torch.where(spread > 0, spread, z.shape[-1])).repeat_interleave(self.members)
-        h, before = self.mapped(features), self.images
+        h = self.mapped(features)
         if self.temperature:
             self.calibrate(h, labels)
         if self.shrink == "held_out":
-            held = (before + np.arange(len(labels))) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+            held = (self.images + np.arange(len(labels))) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
             for sums, rows in ((self.sums, np.flatnonzero(~held)), (self.held_out, np.flatnonzero(held))):
                 if len(rows):
                     sums.add(h[:, torch.from_numpy(rows).to(h.device)], labels[rows])
