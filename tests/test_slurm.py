@@ -15,8 +15,9 @@ import pytest
 
 from commands import gracecl
 from gracecl.errors import UserError
-from gracecl.lab.runs.cluster import Cluster, Task
+from gracecl.lab.runs.cluster import Cluster
 from gracecl.lab.runs.jobs import run_all
+from gracecl.lab.runs.on_node import Task
 from gracecl.lab.runs.run import Interrupted, RunConfig, Work
 from noted_runs import EVERY, in_turn, meanwhile, notes, plugin, slowly, steps_noted, wait_until, works  # noqa: F401
 from stopping import StopAfter
@@ -101,7 +102,7 @@ def test_where_there_is_no_slurm_a_sentence_says_so(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"cpus": 2}, "--cpus is for clusters; add --engine slurm, or leave it out"),
+        ({"cpus": 2}, "--cpus is for clusters; add --engine ray or slurm, or leave it out"),
         ({"engine": "slurm", "resources": ("big",)}, "--resources takes NAME=VALUE, such as partition=gpu, not 'big'"),
         ({"engine": "slurm", "gpus": -1}, "--gpus must be 0 or more, not -1"),
     ],
