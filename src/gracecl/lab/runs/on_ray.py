@@ -28,7 +28,14 @@ import gracecl
 from gracecl.errors import UserError
 from gracecl.lab.runs import remote, watch
 from gracecl.lab.runs.cluster import Cluster
-from gracecl.lab.runs.jobs import SECONDS_BETWEEN_SIGNAL_CHECKS, STOPPING, THREAD_VARIABLES, Outcome, stopped_by_user
+from gracecl.lab.runs.jobs import (
+    SECONDS_BETWEEN_SIGNAL_CHECKS,
+    SECONDS_FOR_LAST_WORDS,
+    STOPPING,
+    THREAD_VARIABLES,
+    Outcome,
+    stopped_by_user,
+)
 from gracecl.lab.runs.on_node import Ended, Task, execute, for_a_node
 from gracecl.lab.runs.run import COMMIT_VARIABLE, Interrupted, Work, commit, stop_requests
 
@@ -129,12 +136,13 @@ class RayExecutor:
         mailbox = start_mailbox()
 
         def show() -> None:
+            last = False
             with contextlib.suppress(RayError):
-                while not over.wait(SECONDS_BETWEEN_LOOKS):
+                while not last:
+                    last = over.wait(SECONDS_BETWEEN_LOOKS)
                     told, said = ray.get(mailbox.take.remote())
-                    for address, line in said:
-                        if task := self.running.get(address):
-                            self.board.say(f"{task.work.config.title}: {line}")
+                    for line in said:
+                        self.board.say(line)
                     for address, latest in told.items():
                         if task := self.running.get(address):
                             task.heard(latest, self.board)
@@ -145,7 +153,7 @@ class RayExecutor:
             yield mailbox
         finally:
             over.set()
-            thread.join(SECONDS_BETWEEN_LOOKS)
+            thread.join(SECONDS_FOR_LAST_WORDS)
             ray.kill(mailbox)
 
     def _outcome(self, task: Task, future: Future[Ended]) -> Outcome:
@@ -199,15 +207,15 @@ def start_mailbox() -> Any:
     class Mailbox:  # here, so that the actor's process loads nothing of gracecl
         def __init__(self) -> None:
             self.told: dict[str, Any] = {}
-            self.said: deque[tuple[str, str]] = deque(maxlen=MOST_LINES)
+            self.said: deque[str] = deque(maxlen=MOST_LINES)
 
         def tell(self, address: str, told: Any) -> None:
             self.told[address] = told
 
-        def say(self, address: str, line: str) -> None:
-            self.said.append((address, line))
+        def say(self, line: str) -> None:
+            self.said.append(line)
 
-        def take(self) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+        def take(self) -> tuple[dict[str, Any], list[str]]:
             told, said = self.told, list(self.said)
             self.told = {}
             self.said.clear()
@@ -219,22 +227,25 @@ def start_mailbox() -> Any:
 
 def execute_and_tell(work: Work, address: str, threads: int, mailbox: Any) -> Ended:
     """Execute a run on a node and tell the command what it prints and how far it is: the task of Ray."""
-    lines = Lines(lambda line: mailbox.say.remote(address, line))
+    lines = Lines(lambda line: mailbox.say.remote(f"{work.config.title}: {line}"))
     with contextlib.redirect_stdout(lines), contextlib.redirect_stderr(lines):
         try:
-            return execute(work, address, threads, lambda told: mailbox.tell.remote(address, told))
+            ended = execute(work, address, threads, lambda told: mailbox.tell.remote(address, told))
         except Interrupted as stop:  # by the command, or as the node is shut down
-            return "stopped", str(stop), socket.gethostname()
+            ended = "stopped", str(stop), socket.gethostname()
+    if lines.sent:
+        ray.wait([*lines.sent], timeout=SECONDS_FOR_LAST_WORDS)
+    return ended
 
 
 class Lines(io.TextIOBase):
-    """A file that passes on each whole line."""
+    """A file that sends off each whole line."""
 
-    def __init__(self, take: Callable[[str], Any]) -> None:
-        self.take, self.rest = take, ""
+    def __init__(self, send: Callable[[str], Any]) -> None:
+        self.send, self.rest = send, ""
+        self.sent: deque[Any] = deque(maxlen=1)
 
     def write(self, text: str) -> int:
         *whole, self.rest = (self.rest + text).split("\n")
-        for line in filter(None, whole):
-            self.take(line)
+        self.sent.extend(self.send(line) for line in whole if line)
         return len(text)
