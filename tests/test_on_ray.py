@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.nodes import Nodes, nodes
 from commands import gracecl
 from gracecl.lab.runs import remote
 from gracecl.lab.runs.cluster import Cluster
 from gracecl.lab.runs.jobs import run_all
 from gracecl.lab.runs.run import Interrupted, RunConfig, Work
 from noted_runs import EVERY, in_turn, meanwhile, nodes_noted, notes, plugin, slowly, steps_noted, wait_until, works  # noqa: F401
-from ray_cluster import Nodes, nodes
 from test_jobs import OPTIONS, SETTINGS, STEPS, run_folders, same_files
 from test_remote import s3  # noqa: F401
 

@@ -25,7 +25,7 @@ class Nodes:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        self.cluster = Cluster()
+        self.cluster = Cluster(shutdown_at_exit=False)  # which leaves this program's signals alone
         self.nodes: dict[str, Any] = {}
 
     @property
