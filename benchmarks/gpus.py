@@ -19,10 +19,10 @@ def text(quick: bool) -> str:
     lines = [
         f"### Hours of the table '{table.name}' ({table.data.name}, width {PAPER_WIDTH}) on several GPUs",
         "",
-        f"{len(table.runs) * SEEDS} runs, one at a time on each GPU, the longest first. Seconds of a run are **estimated from FLOPs, "
-        "not measured**: at an assumed share of the vendor's peak (25% in fp32, 10% on tensor cores), no step in less than an "
-        f"assumed {1e3 * HOST_SECONDS:.0f} ms, and an assumed {SECONDS_TO_START:.0f} s to start each run. More GPUs do not shorten "
-        f"the longest run: {', '.join(f'{max(seconds(table, gpu)) / 60:.0f} min ({gpu.name})' for gpu in GPUS)}.",
+        f"{len(table.runs) * SEEDS} runs, one at a time on each GPU, longest first. Seconds of a run are **estimated from FLOPs, "
+        "not measured**: at an assumed share of the vendor's peak (25% in fp32, 10% on tensor cores), no step in less than "
+        f"an assumed {1e3 * HOST_SECONDS:.0f} ms, and an assumed {SECONDS_TO_START:.0f} s to start each run. More GPUs do not "
+        f"shorten the longest run: {', '.join(f'{max(seconds(table, gpu)) / 60:.0f} min ({gpu.name})' for gpu in GPUS)}.",
         "",
         markdown_table("GPU, " + ", ".join(str(devices) for devices in DEVICES), rows),
     ]

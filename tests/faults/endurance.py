@@ -31,12 +31,12 @@ CONFIG = RunConfig(
     stream="split-cifar100(classes='0-9', tasks=5, size=16)",
     net="resnet18(width=4)",
     memory=200,
-    steps=200,
+    steps=100,
     device="cpu",
-    checkpoint_every=20,
+    checkpoint_every=10,
 )
 SEEDS = range(2)
-SECONDS_BETWEEN_KILLS = 20.0
+SECONDS_BETWEEN_KILLS = 30.0
 """on average"""
 NODES_AMONG_KILLS = 0.3
 TASK = b"ray::execute_and_tell"
