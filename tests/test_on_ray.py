@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +27,8 @@ from test_jobs import OPTIONS, SETTINGS, STEPS, run_folders, same_files
 from test_remote import s3  # noqa: F401
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.filterwarnings("ignore")]
+
+SECONDS_FOR_THE_SIGNAL = 3.0
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +112,14 @@ def test_a_command_that_is_killed_is_given_again(
     assert 0 <= len(steps_noted(notes)) - 2 * STEPS <= 2 * EVERY
 
 
-def test_ctrl_c_saves_every_run(cluster: Nodes, on_ray: Cluster, plugin: Path, in_turn: Path, slowly: Path, tmp_path: Path) -> None:
+def test_ctrl_c_saves_every_run(
+    cluster: Nodes, on_ray: Cluster, plugin: Path, in_turn: Path, slowly: Path, hold: Path, tmp_path: Path
+) -> None:
     def interrupt() -> None:
         wait_until(lambda: len(late(slowly)) == 2, "both runs are at their steps")
         os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(SECONDS_FOR_THE_SIGNAL)
+        hold.unlink()
 
     with meanwhile(interrupt), pytest.raises(Interrupted, match="runs begun: 2, not begun: 0"):
         run_all(works(plugin, tmp_path), None, 1, on_ray)
