@@ -20,6 +20,7 @@ PARTS = {
     "shards": "streams from shards and memories on disk or of JPEG bytes against RAM; peak bytes with data larger than memory",
     "runs": "recording and checkpoints; two runs side by side",
     "processes": "one learner in two processes of one thread against one process of two threads",
+    "cluster": "a Ray cluster of this machine against jobs, the command's part of a run, a page of 5,000 runs (extra gracecl[ray])",
     "startup": "how soon the command answers",
     "roofline": "arithmetic per second against a large matrix product",
     "avalanche": "Avalanche's replay against ours (needs the extra gracecl[avalanche])",
@@ -33,6 +34,7 @@ PARTS = {
 TEXTS = {
     "shrinkage": "accuracy of closed forms by the number of images, and what choosing λ from the sums costs (needs cifar100.feat)",
     "profile": "where the time of a step goes, by operation",
+    "gpus": "what the paper's main table would take on 8, 64 and 512 GPUs, from FLOPs",
     "cost": "seconds per step as a model, and what the paper's tables would cost here and on GPUs",
 }
 DEFAULT = ("steps", "passes", "memory", "runs", "startup", "roofline", "methods", "avalanche")

@@ -35,13 +35,13 @@ def measure(
     """Measure what gracecl costs, as ratios: ours against a yardstick, in turns, median and quartiles.
 
     PART is one of steps, passes, memory, runs, startup, roofline, methods, avalanche (these by default, the last if it is
-    installed), inference, shards, processes, closed, serving, tabular, choices, authors, profile, cost, shrinkage. On a busy
-    machine the spread widens; the whole takes about 45 minutes on two cores.
+    installed), inference, shards, processes, closed, serving, tabular, choices, authors, cluster, profile, cost, gpus, shrinkage. On
+    a busy machine the spread widens; the whole takes about 45 minutes on two cores.
 
     Args:
         parts: what to measure
         quick: tiny nets and few repeats, to see that it works; the figures mean little
-        json: file for the rows; profile, cost and shrinkage print a page and have none
+        json: file for the rows; profile, cost, gpus and shrinkage print a page and have none
         threads: of this process (default: all cores)
         mose: for the part authors, your checkout of the MOSE authors' program, https://github.com/AnAppleCore/MOSE
     """

@@ -23,13 +23,15 @@ NOTING = '''
 @methods.register("noted")
 @dataclass(eq=False, repr=False)
 class Noted(Odd):
-    """A method that notes each step and the process, and waits while a file says so."""
+    """A method that notes each step, the process and the node, and waits while files say so."""
 
     def losses(self, out, batch):
         with open(os.environ["NOTES"] + "/steps", "a") as file:
-            file.write(f"{batch.progress.step} {os.getpid()}\\n")
+            file.write(f"{batch.progress.step} {os.getpid()} {os.environ.get('NODE', '')}\\n")
         if os.path.exists(os.environ["NOTES"] + "/slowly"):
             time.sleep(0.1)
+        while os.path.exists(os.environ["NOTES"] + "/hold") and batch.progress.step > 12:
+            time.sleep(0.05)
         return super().losses(out, batch)
 '''
 
@@ -67,12 +69,27 @@ def slowly(notes: Path) -> Iterator[Path]:
     (notes / "slowly").unlink(missing_ok=True)
 
 
+@pytest.fixture
+def hold(notes: Path) -> Iterator[Path]:
+    """Runs stay at a step after their first checkpoint while this file is there, and their notes begin anew."""
+    (notes / "steps").unlink(missing_ok=True)
+    (notes / "hold").touch()
+    yield notes / "hold"
+    (notes / "hold").unlink(missing_ok=True)
+
+
 def steps_noted(notes: Path) -> list[tuple[int, int]]:
     """Step and process of each step of all runs."""
     with contextlib.suppress(FileNotFoundError):
         lines = [line.split(" ") for line in (notes / "steps").read_text().splitlines()]
-        return [(int(step), int(pid)) for step, pid in lines]
+        return [(int(step), int(pid)) for step, pid, _ in lines]
     return []
+
+
+def nodes_noted(notes: Path) -> dict[int, str]:
+    """The node of each process."""
+    lines = [line.split(" ") for line in (notes / "steps").read_text().splitlines()]
+    return {int(pid): node for _, pid, node in lines}
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import avalanche, closed, memory, serving, shrinkage, startup, tabular
+from benchmarks import avalanche, closed, cluster, gpus, memory, serving, shrinkage, startup, tabular
 from benchmarks.measure import Row
 from gracecl.errors import UserError
 
@@ -132,3 +132,16 @@ def test_tabular_rows() -> None:
     assert accuracy["Learner slda, identity, batches of 1"] > 40
     one, other = (accuracy[f"{kind} er, identity, batches of 10"] for kind in ("Learner", "OnlineClassifier"))
     assert one == other
+
+
+def test_the_longest_runs_begin_first_on_several_devices() -> None:
+    assert gpus.makespan([1, 2, 3, 2], devices=2) == 4
+    assert gpus.makespan([5, 1, 1], devices=512) == 5
+
+
+@pytest.mark.slow
+def test_rows_of_a_page_of_many_runs() -> None:
+    """Each seed of the copies is a run of its own in the report."""
+    rows = list(cluster.many_runs_on_a_page(quick=True))
+    check_rows(rows)
+    assert rows[0].name == "report of 50 runs"

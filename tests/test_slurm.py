@@ -15,8 +15,9 @@ import pytest
 
 from commands import gracecl
 from gracecl.errors import UserError
-from gracecl.lab.runs.cluster import Cluster, Task
+from gracecl.lab.runs.cluster import Cluster
 from gracecl.lab.runs.jobs import run_all
+from gracecl.lab.runs.on_node import Task
 from gracecl.lab.runs.run import Interrupted, RunConfig, Work
 from noted_runs import EVERY, in_turn, meanwhile, notes, plugin, slowly, steps_noted, wait_until, works  # noqa: F401
 from stopping import StopAfter
@@ -101,9 +102,15 @@ def test_where_there_is_no_slurm_a_sentence_says_so(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"cpus": 2}, "--cpus is for clusters; add --engine slurm, or leave it out"),
+        ({"cpus": 2}, "--cpus is for clusters; add --engine ray or slurm, or leave it out"),
         ({"engine": "slurm", "resources": ("big",)}, "--resources takes NAME=VALUE, such as partition=gpu, not 'big'"),
         ({"engine": "slurm", "gpus": -1}, "--gpus must be 0 or more, not -1"),
+        ({"engine": "slurm", "gpus": 0.5}, "--gpus must be a whole number here, not 0.5; parts of a GPU are for --engine ray"),
+        ({"engine": "slurm", "address": "head:6379"}, "--address of --engine slurm is local or left out, not 'head:6379'"),
+        ({"engine": "ray", "gpus": 1.5}, "--gpus must be a whole number here, not 1.5; more than one GPU are whole ones"),
+        ({"engine": "ray", "address": "ray://head:1"}, "--address takes HOST:PORT of a Ray cluster's head, not 'ray://head:1'"),
+        ({"engine": "ray", "resources": ("big=x",)}, "--resources big=x is no amount; write a number of 0 or more, such as big=1"),
+        ({"engine": "ray", "resources": ("GPU=1",)}, "--resources GPU=1 has an option of its own; write --gpus 1"),
     ],
 )
 def test_options_that_an_engine_does_not_have(options: dict[str, Any], sentence: str) -> None:
@@ -117,13 +124,12 @@ def test_threads_follow_from_the_command() -> None:
     assert Cluster(engine="slurm", cpus=4).threads(2) == 2
 
 
-def test_a_missing_submitit_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "submitit", None)
-    said = gracecl("run", "er", "--engine", "slurm", "--out", tmp_path)
-    assert (said.code, said.sentence) == (
-        2,
-        "gracecl: --engine slurm needs submitit; install it with: pip install 'gracecl[slurm]'",
-    )
+@pytest.mark.parametrize(("engine", "package"), [("slurm", "submitit"), ("ray", "ray")])
+def test_a_missing_package_is_named(engine: str, package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    said = gracecl("run", "er", "--engine", engine, "--out", tmp_path)
+    sentence = f"gracecl: --engine {engine} needs {package}; install it with: pip install 'gracecl[{engine}]'"
+    assert (said.code, said.sentence) == (2, sentence)
 
 
 def test_a_folder_that_is_busy_for_a_moment_is_waited_for(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Execute many runs: in child processes side by side, one after the other in this process, or on a cluster.
 
 An `Executor` has two methods: `submit` queues a run, `outcomes` yields the outcome of each run as it ends. A finished run is in its
-folder. `on_slurm.py` has that of SLURM clusters. To execute runs elsewhere, write another executor.
+folder. `on_ray.py` and `on_slurm.py` have those of clusters. To execute runs elsewhere, write another executor.
 
 A small network gains little from a second thread, so two runs with one thread each get further in an hour than one after
 the other with two. Sums are split among threads, which shows in their last bits; a run therefore keeps the number it began with,
@@ -42,6 +42,7 @@ from gracecl.machine import MOST_THREADS
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 SECONDS_BETWEEN_SIGNAL_CHECKS = 0.2
 SECONDS_FOR_LAST_WORDS = 1.0
+STOPPING = "stopping: every run ends its step and saves; a second Ctrl-C ends them at once"
 Status = Literal["finished", "refused", "crashed", "stopped"]
 
 
@@ -207,7 +208,7 @@ class ProcessExecutor:
                 while children or self.waiting:
                     if stopped and not stopping:
                         stopping = True
-                        self.board.say("stopping: every run ends its step and saves; a second Ctrl-C ends them at once")
+                        self.board.say(STOPPING)
                         self.waiting.clear()
                         for child in children:
                             child.dismiss()

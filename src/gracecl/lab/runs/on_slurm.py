@@ -9,27 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import signal
 import socket
 import time
 from collections import defaultdict
 from collections.abc import Generator, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gracecl.errors import UserError, plain_cautions
+from gracecl.errors import UserError
 from gracecl.files import as_name, make_folder, parse_json, write_text
-from gracecl.lab.runs import launch, remote, watch
-from gracecl.lab.runs.cluster import SECONDS_FOR_THE_LOCK, Cluster, Task, for_a_node
-from gracecl.lab.runs.jobs import THREAD_VARIABLES, Outcome, attempt, stopped_by_user
+from gracecl.lab.runs import remote, watch
+from gracecl.lab.runs.cluster import Cluster
+from gracecl.lab.runs.jobs import THREAD_VARIABLES, Outcome, stopped_by_user
+from gracecl.lab.runs.on_node import Ended, Task, Told, execute, for_a_node
 from gracecl.lab.runs.run import Interrupted, Work, stop_requests
 from gracecl.registry.options import run_name
 
 SECONDS_BETWEEN_LOOKS = 1.0
-SECONDS_BETWEEN_REPORTS = 5.0
 SECONDS_UNTIL_KILLED = 60.0
 """after SIGTERM; SLURM's own KillWait is 30"""
 MINUTES = 60
@@ -65,8 +64,7 @@ class SlurmExecutor:
                     again = []
                     for task in ended:
                         outcome = self._outcome(task)
-                        if outcome.status == "stopped" and not task.died_in_vain():
-                            self.board.say(f"{task.work.config.title}: {outcome.message}; it continues from its last checkpoint")
+                        if task.continues(outcome, self.board):
                             again.append(task)
                         else:
                             yield outcome
@@ -88,7 +86,7 @@ class SlurmExecutor:
         for threads, alike in by_threads.items():
             works = [task.work for task in alike]
             executor = self._executor(
-                max(self.cluster.cpus_for(work, threads) for work in works), max(map(self.cluster.gpus_for, works))
+                max(self.cluster.cpus_for(work, threads) for work in works), int(max(map(self.cluster.gpus_for, works)))
             )
             with thread_variables(threads):
                 jobs = executor.submit_array(
@@ -127,10 +125,7 @@ class SlurmExecutor:
     def _show_progress(self, tasks: list[Task]) -> None:
         for task in tasks:
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # progress is for the eye
-                told = parse_json(self._note(task.work).read_bytes())
-                task.began_at, task.node = told["first"], told["node"]
-                progress = watch.RunProgress(**told["progress"])
-                self.board.show(task.work.folder, replace(progress, title=f"{progress.title}, on {task.node}"))
+                task.heard(parse_json(self._note(task.work).read_bytes()), self.board)
 
     def _outcome(self, task: Task) -> Outcome:
         """Return the outcome of a job that ended; `stopped` where it left none."""
@@ -170,30 +165,20 @@ class Job:
     threads: int
     note: Path
 
-    def __call__(self) -> tuple[str, str, str]:
-        """Execute the run; return the status and message of its outcome, and the node's name."""
-        node = socket.gethostname()
-        work = replace(self.work, folder=remote.folder_at(self.address))
-        launch.keep_freed_memory()
-        plain_cautions()
-        first: list[int] = []
-        noted = [-math.inf]
+    def __call__(self) -> Ended:
+        """Execute the run; return how it ended."""
 
-        def tell(progress: watch.RunProgress) -> None:
-            first[:] = first or [progress.at]
-            if time.monotonic() - noted[0] > SECONDS_BETWEEN_REPORTS or progress.at == progress.total:
-                noted[0] = time.monotonic()
-                write_text(self.note, json.dumps({"first": first[0], "node": node, "progress": asdict(progress)}))
+        def tell(told: Told) -> None:
+            write_text(self.note, json.dumps(told))
 
         try:
-            outcome = attempt(work, watch.Reporter(tell), self.threads, SECONDS_FOR_THE_LOCK)
+            return execute(self.work, self.address, self.threads, tell)
         except Interrupted as stop:
             if stop.number == signal.SIGUSR2:
                 signal.raise_signal(signal.SIGUSR2)  # now that the run is saved, submitit's own handler puts the job back
             # A result would say that the job is over, and SLURM may still put back one that it preempts.
             time.sleep(SECONDS_UNTIL_KILLED)
-            return "stopped", str(stop), node
-        return outcome.status, outcome.message, node
+            return "stopped", str(stop), socket.gethostname()
 
     def checkpoint(self) -> Any:
         """Return what to execute when the job comes to its turn again: the same, as the run continues by itself."""

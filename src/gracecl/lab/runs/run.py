@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shlex
 import signal
@@ -55,6 +56,8 @@ MEMORY = "memory"
 """the folder of the files of a memory on disk"""
 STOPPED = "stopped"
 """the note in the folder of a run that a callback stopped: where, and why"""
+COMMIT_VARIABLE = "GRACECL_COMMIT"
+"""names the commit of code that was sent to a node without its repository"""
 LATE_FILES = "plugin_files"
 """the entry of a checkpoint with the files that plugins loaded and their digest does not cover"""
 
@@ -551,6 +554,8 @@ def _write_config(work: Work, trainer: Trainer, told: dict[str, Any]) -> None:
 
 def commit() -> str | None:
     """Return the commit of the running source tree, marked if it was changed since; None for an installed package."""
+    if COMMIT_VARIABLE in os.environ:
+        return os.environ[COMMIT_VARIABLE] or None
 
     def git(*arguments: str) -> str:
         options = {"cwd": Path(__file__).parent, "capture_output": True, "text": True, "timeout": 10, "check": True}
