@@ -1,8 +1,9 @@
 """A net that does not learn, as a fast function of raw images: ONNX Runtime where it is installed, else PyTorch.
 
 The net gets so many images at once that its maps stay in a core's caches; the number follows from the net and the size of the
-images alone, not from the machine. ONNX Runtime computes as many such batches side by side as there are threads. PyTorch gets the net with its batch norms folded into the convolutions before them, and with
-channels last. Both give the net's features to 1e-4 of their size, which is compared on made-up images first.
+images alone, not from the machine. ONNX Runtime computes as many such batches side by side as there are threads. PyTorch gets the
+net with its batch norms folded into the convolutions before them, and with channels last. Both give the net's features to 1e-4 of
+their size, which is compared on made-up images first.
 """
 
 from __future__ import annotations
