@@ -54,6 +54,16 @@ def test_rows_do_not_depend_on_their_neighbours():
     assert np.array_equal(compute(images)[:3], compute(images[:3]))
 
 
+def test_batches_side_by_side_give_the_same_rows():
+    images, compute = example_images(IMAGES, 300).numpy(), Inference(built(), IMAGES, "torch")
+    compute.batch = 16
+    alone = compute(images)
+    compute.side_by_side = 3
+    assert np.array_equal(compute(images), alone)
+    with pytest.raises(RuntimeError):  # of any thread
+        compute(images[:, :, 1:, :, None])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("expression", "taps"), [(RESNET, 1), (VIT, 2)])
 def test_onnx_runtime_gives_the_same_features(expression, taps, tmp_path):

@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -105,7 +106,7 @@ def features_of(
             return ready
         begin = writer.begin()
         with shown_progress(f"features by {inference.backend}", writer.total, done=writer.done, show=progress) as advance:
-            for block in itertools.islice(blocks(images, begin), len(writer.sizes) - begin):
+            for block in read_meanwhile(itertools.islice(blocks(images, begin), len(writer.sizes) - begin)):
                 writer.add(inference(block), digest_of_images(block))
                 advance(len(block))
         return writer.finish()
@@ -144,6 +145,15 @@ def blocks(images: Unread, begin: int) -> Iterator[Any]:
 
     in_training = -(-len(images.train) // BLOCK)
     return itertools.chain(of(images.train, begin), of(images.test, max(0, begin - in_training)))
+
+
+def read_meanwhile(images: Iterator[Any]) -> Iterator[Any]:
+    """The same blocks; a thread reads the next one while this one is in use."""
+    with ThreadPoolExecutor(1) as reader:
+        coming = reader.submit(next, images, None)
+        while (block := coming.result()) is not None:
+            coming = reader.submit(next, images, None)
+            yield block
 
 
 def unread(data: str | Data | Stream, size: int | None, root: str | Path | None) -> Unread:

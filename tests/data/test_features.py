@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -89,6 +90,24 @@ def test_several_taps_stand_side_by_side_each_in_its_own_width(tmp_path):
     with torch.no_grad():
         maps = model.eval()[:3](toy_data().inputs.normalise(toy_data().test_x))
     assert torch.allclose(two.test_x[:, :6], maps.mean(dim=(2, 3)), atol=1e-5)
+
+
+def test_the_next_block_is_read_while_one_is_in_use():
+    second_read = threading.Event()
+
+    def reads():
+        yield 1
+        second_read.set()
+        yield 2
+        raise UserError("a damaged image")
+
+    coming = embedding.read_meanwhile(reads())
+    assert next(coming) == 1
+    assert second_read.wait(10)
+    assert next(coming) == 2
+    with pytest.raises(UserError, match="a damaged image"):
+        next(coming)
+    assert list(embedding.read_meanwhile(iter("abc"))) == list("abc")
 
 
 def test_the_second_call_opens_the_file(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ CLOSED = [
             "Sums.add",
             ("weight.sqrt()[:, None] * apart", "weight[:, None] * apart"),
             ("h - means[:, member]", "h"),
+            ("rows[..., start:stop].transpose(1, 2)", "rows[..., :COLUMNS].transpose(1, 2)"),
             (
                 "self.scatter[:, label].baddbmm_(own.transpose(1, 2), own)",
                 "self.scatter[:, number].baddbmm_(own.transpose(1, 2), own)",
@@ -30,7 +31,12 @@ CLOSED = [
             ("(counts / after)[:, None] * apart", "(before / after)[:, None] * apart"),
             ("before * counts / after", "counts"),
         ),
-        within("Sums.within", ("self.scatter.sum(dim=1)", "self.scatter.mean(dim=1)")),
+        within(
+            "Sums.within",
+            ("self.scatter.sum(dim=1)", "self.scatter.mean(dim=1)"),
+            ("self.scatter.tril() + self.scatter.tril(-1).transpose(1, 2)", "self.scatter"),
+            ("self.scatter.tril(-1)", "self.scatter.tril()"),
+        ),
         within("Sums.gram", ("self.within + self.class_sums @ self.means", "self.within")),
     ),
     *of(

@@ -16,9 +16,11 @@ from gracecl.core import StreamBatch
 from gracecl.engine.engine import Engine
 from gracecl.errors import Misfit, UserError
 from gracecl.functional import closed_forms as forms
+from gracecl.functional import sums as sums_module
 from gracecl.functional.sums import Sums
 from gracecl.inputs import Inputs
 from gracecl.memory import Memories
+from gracecl.methods import closed_form
 from gracecl.nets import Backbone, TappedNet
 from gracecl.registry.spec import parse_method
 from gracecl.testing import assert_same
@@ -131,6 +133,34 @@ def test_neither_order_nor_batches_nor_machines_matter(expression: str) -> None:
         if getattr(mine, "solver", "") == "ridge":
             close(theirs.ridges().numpy(), mine.ridges().numpy())
         close(scores(other, test), scores(alone, test))
+
+
+@pytest.mark.parametrize("columns", [1, 4, 5])
+def test_many_features_have_the_same_scatter(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = data()
+    whole, size = sums_of(x, y), x.shape[1]
+    monkeypatch.setattr(sums_module, "COLUMNS", columns)
+    here, there = sums_of(x[:20], y[:20]), sums_of(x[20:], y[20:])
+    here.merge(there)
+    here.add(torch.from_numpy(x)[None], y)
+    whole.add(torch.from_numpy(x)[None], y)
+    assert columns < size
+    close(here.within.numpy(), whole.within.numpy())
+    close(forms.Ridge(here, True).at(one(0.1)).weight.numpy(), forms.Ridge(whole, True).at(one(0.1)).weight.numpy())
+    assert bool(sums_of(x, y).scatter[0, 0, columns:].eq(0).all())  # above the diagonal nothing is computed
+
+
+def test_a_large_batch_is_added_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = data()
+    whole, parts, added = engine_of("closed()"), engine_of("closed()"), []
+    learn(whole, x, y)
+    monkeypatch.setattr(closed_form, "AT_ONCE", 7)
+    add = Sums.add
+    monkeypatch.setattr(Sums, "add", lambda self, h, labels: (added.append(len(labels)), add(self, h, labels))[1])
+    learn(parts, x, y)
+    assert sum(added) == len(x)
+    assert max(added) == 7
+    close(scores(parts, x), scores(whole, x))
 
 
 def test_state_holds_no_image_and_does_not_grow() -> None:

@@ -16,10 +16,10 @@ from gracecl.memory import Memories
 from gracecl.registry.spec import parse_method
 from gracecl.testing import assert_same, feed, prepared, toy_engine, toy_stream
 
-REPLAYING = ["er", "mir", "gss", "aser", "er_ace", "er_aml", "pcr", "scr"]
+REPLAYING = ["er", "mir", "gss", "aser", "er_ace", "er_aml", "pcr", "scr", "derpp"]
 
 
-@pytest.mark.parametrize("name", REPLAYING)
+@pytest.mark.parametrize("name", [*REPLAYING, "adversarial_replay"])
 def test_repeats_and_bad_numbers(name: str) -> None:
     engine, stream = prepared(f"{name}(mem_iters=3)")
     [outcome] = feed(engine, stream, until=10)
@@ -33,7 +33,7 @@ def test_repeats_and_bad_numbers(name: str) -> None:
             parse_method(f"{name}({bad})")
 
 
-@pytest.mark.parametrize("name", ["er", "mir", "er_ace", "er_aml", "pcr", "il2a"])
+@pytest.mark.parametrize("name", ["er", "mir", "er_ace", "er_aml", "pcr", "il2a", "derpp"])
 def test_the_nearest_class_mean_of_the_memory_predicts_where_asked_to(name: str) -> None:
     engine, stream = toy_engine(f"{name}(inference='ncm')", memory=30), toy_stream()
     feed(engine, stream)
@@ -58,7 +58,7 @@ def test_the_nearest_class_mean_of_the_memory_predicts_where_asked_to(name: str)
     assert result.accuracy["ncm_last"] == [pytest.approx(100 * right / len(data.test_y))]
 
 
-BY_SUMS = ["er()", "mir()", "er_ace()", "pcr()", "icarl(exemplars='reservoir')", "scr()", "co2l()", "mose()"]
+BY_SUMS = ["er()", "derpp()", "mir()", "er_ace()", "pcr()", "icarl(exemplars='reservoir')", "scr()", "co2l()", "mose()"]
 
 
 @pytest.mark.parametrize("rule", ["lda", "ridge"])

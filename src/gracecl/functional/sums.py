@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from gracecl.nets.growth import Growth
 
 
+COLUMNS = 2048
+"""of the scatter that are computed at once; beyond so many, only what is on or below the diagonal"""
+
+
 class Sums:
     """Counts `[C]`, means `[L, C, M]` and the scatter within classes `[L, M, M]`, or that of each class, `[L, C, M, M]`."""
 
@@ -45,7 +49,9 @@ class Sums:
         apart, weight = self._take_in(some, counts, means)
         rows = torch.cat([h - means[:, member], weight.sqrt()[:, None] * apart], dim=1)
         if self.scatter.ndim == 3:
-            self.scatter.baddbmm_(rows.transpose(1, 2), rows)
+            for start in range(0, rows.shape[2], COLUMNS):
+                stop = start + COLUMNS
+                self.scatter[:, start:stop, :stop].baddbmm_(rows[..., start:stop].transpose(1, 2), rows[..., :stop])
             return
         of_row = np.concatenate([position, np.arange(len(classes))])
         for number, label in enumerate(classes.tolist()):
@@ -87,7 +93,11 @@ class Sums:
     @property
     def within(self) -> Tensor:
         """`[L, M, M]`: S_w, whether or not classes are kept apart."""
-        return self.scatter if self.scatter.ndim == 3 else self.scatter.sum(dim=1)
+        if self.scatter.ndim == 4:
+            return self.scatter.sum(dim=1)
+        if self.scatter.shape[2] <= COLUMNS:
+            return self.scatter
+        return self.scatter.tril() + self.scatter.tril(-1).transpose(1, 2)
 
     @property
     def class_sums(self) -> Tensor:

@@ -27,7 +27,6 @@ is reported for CIFAR-100 (the program's for CIFAR-10 are 0.5 and 0.1, by the me
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -40,7 +39,8 @@ from torch.nn import functional as F
 from gracecl.core import Batch, LossTable, Plan, Planning, Selection, StreamBatch, Taps, apart
 from gracecl.functional.losses import cross_entropy, mixed_cross_entropy
 from gracecl.memory import Memories
-from gracecl.methods.base import Method, Traits
+from gracecl.methods.base import Traits
+from gracecl.methods.replay import Replay
 from gracecl.nets.scoring import Weights, gradient, rate_ahead, scoring, step_ahead
 from gracecl.registry import methods
 from gracecl.registry.spec import AtLeast, Within
@@ -48,11 +48,9 @@ from gracecl.registry.spec import AtLeast, Within
 
 @methods.register("adversarial_replay")
 @dataclass(eq=False, repr=False)
-class AdversarialReplay(Method):
+class AdversarialReplay(Replay):
     """Retrospective adversarial replay: stored images pushed towards their nearest new ones are replayed beside the originals."""
 
-    n_recall: Annotated[int, AtLeast(0)] = 64
-    """images drawn from memory at each step"""
     beta: Annotated[float, Within(0, 1)] = 0.4
     """β, the weight of the attacked images; the replayed ones have the rest"""
     radius: Annotated[float, AtLeast(0)] = 8 / 255
@@ -74,14 +72,15 @@ class AdversarialReplay(Method):
 
     traits = Traits(images="moves pixels of images within [0, 1]")
 
-    def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
-        stream, slots = np.arange(len(new)), memories.replay.draw(self.n_recall, planning.rng, except_labels=new.labels.tolist())
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> Plan:
+        stream = np.arange(len(new))
+        slots = memories.replay.draw(self.recalled(new), planning.rng, except_labels=new.labels.tolist())
         blocks = {"new": Selection(stream)}
         if len(slots):
             blocks["replay"] = Selection(slots=slots)
             if self.beta:
                 blocks["adversarial"] = Selection(slots=slots, views=((),))  # attacked images take the place of these
-        yield Plan(blocks, forwards=apart(blocks))
+        return Plan(blocks, forwards=apart(blocks))
 
     def prepare(self, batch: Batch) -> None:
         if "adversarial" not in batch.blocks:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from gracecl.core import Ints, Plan, Planning, StreamBatch
@@ -26,6 +27,8 @@ from gracecl.memory import Memories
 from gracecl.methods.base import Method, Traits
 
 BYTES_OF_A_DOUBLE = 8
+AT_ONCE = 1024
+"""images of a batch that are added to the sums in one product, however few go through the net together"""
 
 
 @dataclass(eq=False, repr=False)
@@ -40,8 +43,10 @@ class ClosedForm(Method):
 
     def after_batch(self, memories: Memories, new: StreamBatch) -> None:
         """Add the images to the sums; none is kept."""
-        for rows, taps in self.net.sweep(new.x):
-            self.add(taps.features.double(), new.labels[rows])
+        features = torch.cat([taps.features for _, taps in self.net.sweep(new.x)], dim=1)
+        for start in range(0, len(new.labels), AT_ONCE):
+            rows = slice(start, start + AT_ONCE)
+            self.add(features[:, rows].double(), new.labels[rows])
 
     @abstractmethod
     def add(self, features: Tensor, labels: Ints) -> None:

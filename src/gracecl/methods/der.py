@@ -15,28 +15,23 @@ online setting (the paper's offline runs replay as many images as are new, with 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 
 from gracecl.core import Batch, LossTable, Plan, Planning, Selection, StreamBatch, Taps, apart
 from gracecl.functional.losses import cross_entropy, logit_distance
 from gracecl.memory import Memories
-from gracecl.methods.base import Method
+from gracecl.methods.replay import Replay
 from gracecl.methods.state import per_class
 from gracecl.registry import methods
-from gracecl.registry.spec import AtLeast
 
 
 @methods.register("der")
 @dataclass(eq=False, repr=False)
-class DER(Method):
+class DER(Replay):
     """Dark experience replay: stored images are replayed against the logits they had when they were new."""
 
-    n_recall: Annotated[int, AtLeast(0)] = 64
-    """images in each draw from memory"""
     alpha: float = 0.2
     """α, the weight of the distance to the stored logits; with 0 they are not replayed at all"""
     joint_forward: bool = False
@@ -56,10 +51,10 @@ class DER(Method):
         """The blocks drawn from memory."""
         return [self.dark] if self.alpha else []
 
-    def plans(self, new: StreamBatch, memories: Memories, planning: Planning) -> Iterator[Plan]:
-        draws = {block: Selection(slots=memories.replay.draw(self.n_recall, planning.rng)) for block in self.replayed}
+    def plan(self, new: StreamBatch, memories: Memories, planning: Planning) -> Plan:
+        draws = {block: Selection(slots=memories.replay.draw(self.recalled(new), planning.rng)) for block in self.replayed}
         blocks = {"new": Selection(np.arange(len(new)))} | {block: rows for block, rows in draws.items() if len(rows)}
-        yield Plan(blocks, forwards=None if self.joint_forward else apart(blocks))
+        return Plan(blocks, forwards=None if self.joint_forward else apart(blocks))
 
     def prepare(self, batch: Batch) -> None:
         if "dark" in batch.blocks:  # the last block, and one whose labels nobody reads

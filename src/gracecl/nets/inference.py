@@ -1,8 +1,9 @@
 """A net that does not learn, as a fast function of raw images: ONNX Runtime where it is installed, else PyTorch.
 
 The net gets so many images at once that its maps stay in a core's caches; the number follows from the net and the size of the
-images alone, not from the machine. PyTorch gets the net with its batch norms folded into the convolutions before them, and with
-channels last. Both give the net's features to 1e-4 of their size, which is compared on made-up images first.
+images alone, not from the machine. ONNX Runtime computes as many such batches side by side as there are threads. PyTorch gets the
+net with its batch norms folded into the convolutions before them, and with channels last. Both give the net's features to 1e-4 of
+their size, which is compared on made-up images first.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
@@ -52,7 +54,7 @@ class Vectors(nn.Module):
 
 
 class Compute(Protocol):
-    """Images of a whole batch → features."""
+    """Images of a whole batch → features, from any thread."""
 
     def __call__(self, images: Tensor) -> Tensor: ...
 
@@ -70,6 +72,8 @@ class Inference:
             self.batch = batch_for(vectors.backbone, example)
             self.widths = tuple(value.shape[1] for value in vectors.backbone.trunk_vectors(example))
             self.backend, self.compute = f"torch {torch.__version__}", as_torch(vectors, inputs)
+        self.side_by_side = 1
+        """batches that are computed at a time; PyTorch gives all of its threads to one"""
         if wanted[0] != self.backend:
             self._use_onnx(vectors, inputs, keep, required=backend == "onnx")
 
@@ -78,7 +82,7 @@ class Inference:
         runtime = importlib.import_module("onnxruntime")
         try:
             self.compute = as_onnx(vectors, inputs, self.batch, runtime, keep)
-            self.backend = f"onnxruntime {runtime.__version__}"
+            self.backend, self.side_by_side = f"onnxruntime {runtime.__version__}", torch.get_num_threads()
         except Exception as error:  # noqa: BLE001 (whatever an exporter does not know)
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             if required:
@@ -88,13 +92,21 @@ class Inference:
     def __call__(self, images: npt.NDArray[Any]) -> Floats:
         """float32 [B, Σ widths] of `[B, channels, height, width]`."""
         out = np.empty((len(images), sum(self.widths)), np.float32)
-        with torch.inference_mode():
-            for start in range(0, len(images), self.batch):
-                some = torch.from_numpy(np.ascontiguousarray(images[start : start + self.batch]))
-                count = len(some)
-                if count < self.batch:  # a batch is always full, so that the sums in it are always the same
-                    some = torch.cat([some, some.new_zeros(self.batch - count, *some.shape[1:])])
+
+        def fill(start: int) -> None:
+            some = torch.from_numpy(np.ascontiguousarray(images[start : start + self.batch]))
+            count = len(some)
+            if count < self.batch:  # a batch is always full, so that the sums in it are always the same
+                some = torch.cat([some, some.new_zeros(self.batch - count, *some.shape[1:])])
+            with torch.inference_mode():
                 out[start : start + count] = self.compute(some)[:count].cpu().numpy()
+
+        starts = range(0, len(images), self.batch)
+        if self.side_by_side == 1:
+            list(map(fill, starts))
+        else:
+            with ThreadPoolExecutor(self.side_by_side) as pool:
+                list(pool.map(fill, starts))
         return out
 
 
@@ -186,7 +198,7 @@ def as_onnx(vectors: Vectors, inputs: Images, batch: int, runtime: Any, keep: Pa
     """The net as a program of ONNX Runtime for batches of this size, compared with the net itself."""
     program = exported(vectors, inputs, batch, keep)
     options = runtime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
+    options.intra_op_num_threads = 1  # threads get batches of their own, and none waits for another
     options.log_severity_level = 3
     session = runtime.InferenceSession(program, options, providers=["CPUExecutionProvider"])
 
