@@ -169,6 +169,8 @@ def unread(data: str | Data | Stream, size: int | None, root: str | Path | None)
         name = data
     elif Path(data).expanduser().is_dir():
         name = f"{loading.FOLDER}{data}"
+    elif "/" in data and "(" not in data:
+        raise UserError(f"there is no folder {data}; give a data set, a stream or a folder with a folder of images for each class")
     else:
         _, name, picked = streams.read(data)
     if size is not None and "size" in picked:

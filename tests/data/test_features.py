@@ -395,3 +395,8 @@ def test_data_that_are_no_images_are_refused(tmp_path):
     vectors = toy_data(kind="vectors")
     with pytest.raises(UserError, match="features are made of images"):
         gracecl.embed("identity()", vectors, out=tmp_path / "a")
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path, capsys):
+    assert call(["features", "resnet18(width=4)", str(tmp_path / "photos"), "--out", str(tmp_path / "a.feat")]) == 2
+    assert f"there is no folder {tmp_path / 'photos'}" in capsys.readouterr().err
