@@ -106,7 +106,14 @@ def page(name: str) -> str:
     module = importlib.import_module(kind.__module__)
     reference, box, prose, differences = sections(ast.get_docstring(ast.parse(inspect.getsource(module))) or "")
     summary = methods.summaries()[name]
-    parts = [f"# `{name}`", summary, f"*{reference}*", "## Algorithm", f"```{{code-block}} text\n:class: algorithm\n\n{box}\n```", prose]
+    parts = [
+        f"# `{name}`",
+        summary,
+        f"*{reference}*",
+        "## Algorithm",
+        f"```{{code-block}} text\n:class: algorithm\n\n{box}\n```",
+        prose,
+    ]
     parts += ["## Use it", use(name, facts), "## Options", options(kind), "## Needs and costs", needs(name, facts)]
     differences = NO_PAPER.sub("It is not from a paper. ", differences) or (
         "It is not from a paper." if facts.year is None else "None are known."
@@ -352,7 +359,13 @@ def strong_and_weak(name: str) -> str:
             accuracy, forgetting = (difference(study, line, other, metric) for metric in ("acc", "forgetting"))
             times = arithmetic(line) / arithmetic(other) if arithmetic(other) else math.nan
             where = f"[{study}](../../results/{study}/{study_file(study).stem}.md): {setting(study, line)}"
-            shown = [row_of(name, line), f"`{other['method']}`", in_points(accuracy), in_points(forgetting), f"× {times:.1f}" if times > 0 else "–"]
+            shown = [
+                row_of(name, line),
+                f"`{other['method']}`",
+                in_points(accuracy),
+                in_points(forgetting),
+                f"× {times:.1f}" if times > 0 else "–",
+            ]
             rows.append([where, *shown])
             if row_of(name, line).startswith(f"`{name}()") or FACTS[name].family in ("add", "wrap"):
                 found.setdefault(other["method"], []).append((accuracy, forgetting, times))
