@@ -445,15 +445,19 @@ def with_spread(line: dict[str, Any], metric: str) -> str:
 
 def again(name: str) -> str:
     """Return the command that makes a row of mini again from nothing, and where to read it."""
-    found = [line["method"] for line in measured("mini", name)]
+    found = measured("mini", name)
     if not found:
         return ""
-    config = configurations("mini")[found[0]]
-    command = as_typed(["gracecl", "run", found[0], *option_words(config), "--seeds", "0-2", "--out", "runs/again"])
+    line = found[0]
+    minutes = line["seconds"] * line["steps"] * len(line["seeds"]) / 60
+    config = configurations("mini")[line["method"]]
+    command = as_typed(["gracecl", "run", line["method"], *option_words(config), "--seeds", "0-2", "--out", "runs/again"])
     return (
         "The row of `mini` again, from nothing (it needs CIFAR-100: `gracecl data get cifar100 --data DIR`):\n\n"
-        f"```sh\n{command}\n```\n\nRead the column `acc` of the table that it prints. Numbers equal ours to the digit only with "
-        "the same PyTorch, processor and threads; else expect them within the spread."
+        f"```sh\n{command}\n```\n\n"
+        "Read the column `acc` of the last table that it prints, in the row of the method; the line below "
+        f"it names the rule, here `{line['rule']}`. Training took {max(1, round(minutes))} min of a core here. "
+        "Numbers equal ours to the digit only with the same PyTorch, processor and threads; else expect them within the spread."
     )
 
 
