@@ -76,7 +76,9 @@ def test_commands_that_need_data_have_options_that_exist(manual_on_path: None) -
         for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
             for verb, rest in re.findall(r"^gracecl (\w+) ?(.*)$", block.replace("\\\n", ""), re.MULTILINE):
                 known = helps.setdefault(verb, help_of(verb))
-                unknown = {word for word in shlex.split(rest, comments=True) if word.startswith("--")} - {*re.findall(r"--[\w-]+", known)}
+                unknown = {word for word in shlex.split(rest, comments=True) if word.startswith("--")} - {
+                    *re.findall(r"--[\w-]+", known)
+                }
                 assert known.startswith("usage:"), f"{page.name}: there is no gracecl {verb}"
                 assert not unknown, f"{page.name}: gracecl {verb} has no {unknown}"
 
@@ -128,7 +130,9 @@ def test_additions_and_settings_are_told_apart(method_pages: Any) -> None:
     assert [line["method"] for line in method_pages.measured("mini", "ewc")] == ["er() + ewc()"]
     [row] = [line for line in method_pages.page("closed").splitlines() if "CIFAR-100 | `closed()`" in line]
     assert "63.5" in row
-    assert "| classes 40–59 of CIFAR-100, 5 tasks, 16 pixels a side, memory 200 | `best()` | 39.0 ± 1.3" in method_pages.page("best")
+    assert "| classes 40–59 of CIFAR-100, 5 tasks, 16 pixels a side, memory 200 | `best()` | 39.0 ± 1.3" in method_pages.page(
+        "best"
+    )
     assert "It is not from a paper. From MOSE" in method_pages.page("best")
 
 
@@ -144,7 +148,9 @@ def test_every_method_has_a_page(method_pages: Any) -> None:
 def test_strong_and_weak_are_what_paired_seeds_say(method_pages: Any) -> None:
     assert "**Strong:** more accurate than `mose()` in 5 of 5 settings (4.7 to 9.9 points)" in method_pages.page("best")
     verdict = method_pages.strong_and_weak("grace")
-    [row] = [line for line in verdict.splitlines() if "classes 40–59" in line and "`grace()` | `mose()`" in line and "16 pix" in line]
+    [row] = [
+        line for line in verdict.splitlines() if "classes 40–59" in line and "`grace()` | `mose()`" in line and "16 pix" in line
+    ]
     assert "−0.2 (−0.9 to +0.4)" in row, "as in docs/verdict.md"
     assert verdict.startswith("No difference can be told")
 

@@ -31,5 +31,7 @@ def using(name: str) -> Iterator[Path]:
 def name_them(app: Any, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     """Add the links to a docstring, when Sphinx asks for it; modules, classes and functions have them, not their members."""
     if what in ("class", "function", "exception") and (found := [*using(name)]):
-        links = [f":doc:`/{path.with_suffix('')}`" if path.suffix == ".md" else f":download:`{path.name} </{path}>`" for path in found]
+        links = [
+            f":doc:`/{path.with_suffix('')}`" if path.suffix == ".md" else f":download:`{path.name} </{path}>`" for path in found
+        ]
         lines += ["", f"**Used in** {', '.join(links)}.", ""]

@@ -106,7 +106,14 @@ def page(name: str) -> str:
     module = importlib.import_module(kind.__module__)
     reference, box, prose, differences = sections(ast.get_docstring(ast.parse(inspect.getsource(module))) or "")
     summary = methods.summaries()[name]
-    parts = [f"# `{name}`", summary, f"*{reference}*", "## Algorithm", f"```{{code-block}} text\n:class: algorithm\n\n{box}\n```", prose]
+    parts = [
+        f"# `{name}`",
+        summary,
+        f"*{reference}*",
+        "## Algorithm",
+        f"```{{code-block}} text\n:class: algorithm\n\n{box}\n```",
+        prose,
+    ]
     parts += ["## Use it", use(name, facts), "## Options", options(kind), "## Needs and costs", needs(name, facts)]
     differences = NO_PAPER.sub("It is not from a paper. ", differences) or (
         "It is not from a paper." if facts.year is None else "None are known."
@@ -352,7 +359,13 @@ def strong_and_weak(name: str) -> str:
             accuracy, forgetting = (difference(study, line, other, metric) for metric in ("acc", "forgetting"))
             times = arithmetic(line) / arithmetic(other) if arithmetic(other) else math.nan
             where = f"[{study}](../../results/{study}/{study_file(study).stem}.md): {setting(study, line)}"
-            shown = [row_of(name, line), f"`{other['method']}`", in_points(accuracy), in_points(forgetting), f"× {times:.1f}" if times > 0 else "–"]
+            shown = [
+                row_of(name, line),
+                f"`{other['method']}`",
+                in_points(accuracy),
+                in_points(forgetting),
+                f"× {times:.1f}" if times > 0 else "–",
+            ]
             rows.append([where, *shown])
             if row_of(name, line).startswith(f"`{name}()") or FACTS[name].family in ("add", "wrap"):
                 found.setdefault(other["method"], []).append((accuracy, forgetting, times))
@@ -432,15 +445,19 @@ def with_spread(line: dict[str, Any], metric: str) -> str:
 
 def again(name: str) -> str:
     """Return the command that makes a row of mini again from nothing, and where to read it."""
-    found = [line["method"] for line in measured("mini", name)]
+    found = measured("mini", name)
     if not found:
         return ""
-    config = configurations("mini")[found[0]]
-    command = as_typed(["gracecl", "run", found[0], *option_words(config), "--seeds", "0-2", "--out", "runs/again"])
+    line = found[0]
+    minutes = line["seconds"] * line["steps"] * len(line["seeds"]) / 60
+    config = configurations("mini")[line["method"]]
+    command = as_typed(["gracecl", "run", line["method"], *option_words(config), "--seeds", "0-2", "--out", "runs/again"])
     return (
         "The row of `mini` again, from nothing (it needs CIFAR-100: `gracecl data get cifar100 --data DIR`):\n\n"
-        f"```sh\n{command}\n```\n\nRead the column `acc` of the table that it prints. Numbers equal ours to the digit only with "
-        "the same PyTorch, processor and threads; else expect them within the spread."
+        f"```sh\n{command}\n```\n\n"
+        "Read the column `acc` of the last table that it prints, in the row of the method; the line below "
+        f"it names the rule, here `{line['rule']}`. Training took {max(1, round(minutes))} min of a core here. "
+        "Numbers equal ours to the digit only with the same PyTorch, processor and threads; else expect them within the spread."
     )
 
 

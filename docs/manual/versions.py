@@ -14,7 +14,12 @@ from pathlib import Path
 
 BUILT = Path(__file__).parent.parent / "_build/html"
 VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
-NEWEST = '<!doctype html>\n<meta charset="utf-8">\n<title>gracecl</title>\n<meta http-equiv="refresh" content="0; url={}/docs/index.html">\n'
+NEWEST = """\
+<!doctype html>
+<meta charset="utf-8">
+<title>gracecl</title>
+<meta http-equiv="refresh" content="0; url={}/docs/index.html">
+"""
 
 
 def publish(built: Path, version: str, site: Path) -> list[str]:
@@ -33,4 +38,4 @@ def numbers(version: str) -> tuple[int, ...]:
 if __name__ == "__main__":
     from gracecl import __version__
 
-    print("versions:", ", ".join(publish(BUILT, __version__, Path(sys.argv[1]))))
+    publish(BUILT, __version__, Path(sys.argv[1]))
