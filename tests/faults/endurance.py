@@ -36,6 +36,7 @@ CONFIG = RunConfig(
     checkpoint_every=10,
 )
 SEEDS = range(2)
+NODES = 2
 SECONDS_BETWEEN_KILLS = 30.0
 """on average"""
 NODES_AMONG_KILLS = 0.3
@@ -61,21 +62,25 @@ def workers() -> list[int]:
 
 @contextlib.contextmanager
 def killing(cluster: Nodes, draw: random.Random, kills: Counter[str]) -> Iterator[None]:
-    """Kill a worker or a node now and then while the block runs; a node is replaced."""
+    """Kill a worker or a node now and then while the block runs; a while after a node died, another one joins."""
     over = threading.Event()
 
-    def kill() -> None:
+    def act() -> None:
         while not over.wait(draw.expovariate(1 / SECONDS_BETWEEN_KILLS)):
-            if draw.random() < NODES_AMONG_KILLS:
+            if len(cluster.nodes) == NODES and draw.random() < NODES_AMONG_KILLS:
                 cluster.kill(draw.choice(sorted(cluster.nodes)))
                 kills["nodes"] += 1
-                cluster.add(f"node {2 + kills['nodes']}")
+            elif len(cluster.nodes) < NODES:
+                with contextlib.suppress(
+                    Exception
+                ):  # Ray gives a node 30 s to start, which a busy machine may not manage; then later
+                    cluster.add(f"node {NODES + kills['nodes']}")
             elif found := workers():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(draw.choice(found), signal.SIGKILL)
                     kills["workers"] += 1
 
-    thread = threading.Thread(target=kill)
+    thread = threading.Thread(target=act)
     thread.start()
     try:
         yield
@@ -90,7 +95,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     kills, ends, compared = Counter[str](), Counter[str](), Counter[str]()
-    with tempfile.TemporaryDirectory() as place, nodes("node 1", "node 2") as cluster:
+    with tempfile.TemporaryDirectory() as place, nodes(*(f"node {number + 1}" for number in range(NODES))) as cluster:
         alone = Path(place) / "alone"
         assert execute(alone, HERE) == {"finished": len(SEEDS)}
         began, rounds = time.monotonic(), 0
