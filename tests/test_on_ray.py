@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,16 +19,21 @@ import pytest
 
 from benchmarks.nodes import Nodes, nodes
 from commands import gracecl
+from gracecl.lab.report.runs import CHECKPOINT
 from gracecl.lab.runs import remote
 from gracecl.lab.runs.cluster import Cluster
 from gracecl.lab.runs.jobs import run_all
 from gracecl.lab.runs.run import Interrupted, RunConfig, Work
+from gracecl.lab.runs.watch import Board
 from noted_runs import EVERY, hold, in_turn, meanwhile, nodes_noted, notes, plugin, slowly, steps_noted, wait_until, works  # noqa: F401
 from test_jobs import OPTIONS, SETTINGS, STEPS, run_folders, same_files
 from test_remote import s3  # noqa: F401
+from test_run import assert_same_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.filterwarnings("ignore")]
 
+SEARCH = """tune er --space n_recall=4,8 --sampler grid --tasks 2 --seeds 0-1 --threads 1 --net mlp(width=8) --memory 20
+--device cpu --stream 'split-digits(size=8, tasks=5, per_class=20)'"""
 SECONDS_FOR_THE_SIGNAL = 3.0
 
 
@@ -146,26 +152,35 @@ def test_a_failure_of_the_users_own_is_reported_once(
     assert "it continues" not in said
 
 
+def test_what_no_node_has_is_named(cluster: Nodes, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Such a run waits, as a node may join that has it."""
+    from gracecl.lab.runs import on_ray
+
+    executor = on_ray.RayExecutor(Cluster("ray", cluster.address, resources=("absent=2",)), None, 1, Board(1, 0))
+    executor.submit(Work.new(RunConfig(method="er", **SETTINGS | {"stream": "split-digits"}), tmp_path))
+    on_ray.connect(cluster.address)
+    executor._name_missing_resources()
+    assert "no node of the cluster has CPU 1, absent 2; runs that ask for it wait until one joins" in capfd.readouterr().err
+
+
 def test_nodes_that_share_no_folder_keep_runs_in_an_object_store(
-    s3: str, cluster: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    s3: str, cluster: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two nodes with caches of their own; and runs that no node has the resources for wait for one, which the command says."""
+    """A search on two nodes with caches of their own, where the driver asks and tells, and trains nothing."""
+    pytest.importorskip("optuna", reason="optuna is not installed: pip install 'gracecl[tune]'")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here"))
     store = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
 
-    def add_nodes() -> None:
-        for name in ("east", "west"):
-            cluster.add(name, environment={**store, "XDG_CACHE_HOME": str(tmp_path / name)}, apart=1)
-
-    words = ["tune", "er", "--trials", "2", "--tasks", "2", "--seeds", "0-1", "--threads", "1"]
-    words += ["--stream", "split-digits(tasks=2)", "--net", "mlp(width=8)", "--memory", "20", "--device", "cpu", "--steps", "20"]
-    with meanwhile(add_nodes):
-        said = gracecl(*words, "--out", s3, "--engine", "ray", "--address", cluster.address, "--resources", "apart=1")
+    for name in ("east", "west"):
+        cluster.add(name, environment={**store, "XDG_CACHE_HOME": str(tmp_path / name)}, apart=1)
+    words = shlex.split(SEARCH)
+    said = gracecl(*words, "--out", s3, "--engine", "ray", "--address", cluster.address, "--resources", "apart=1")
     assert said.code == 0, said.err
-    assert "no node of the cluster has CPU 1, apart 1; runs that ask for it wait until one joins" in said.err
+    assert not list((tmp_path / "here").rglob(CHECKPOINT)), "the command trains nothing"
     assert gracecl(*words, "--jobs", "1", "--out", tmp_path / "alone").code == 0
     found = remote.copy_of(s3)
-    assert len(run_folders(found)) == len(run_folders(tmp_path / "alone")) > 0
+    assert len(run_folders(found)) == len(run_folders(tmp_path / "alone")) == 4
     for folder in run_folders(tmp_path / "alone"):
-        same_files(found / folder.relative_to(tmp_path / "alone"), folder)
-    assert [any((tmp_path / name).rglob("checkpoint.safetensors")) for name in ("here", "east", "west")] == [False, True, True]
+        there = found / folder.relative_to(tmp_path / "alone")
+        remote.Store(remote.url_of(there) or "").fetch(there, large=True)
+        assert_same_run(there, folder)
