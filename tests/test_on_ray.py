@@ -121,6 +121,8 @@ def test_a_command_that_is_killed_is_given_again(
 def test_ctrl_c_saves_every_run(
     cluster: Nodes, on_ray: Cluster, plugin: Path, in_turn: Path, slowly: Path, hold: Path, tmp_path: Path
 ) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background would ignore it
+
     def interrupt() -> None:
         wait_until(lambda: len(late(slowly)) == 2, "both runs are at their steps")
         os.kill(os.getpid(), signal.SIGINT)
