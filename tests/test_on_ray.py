@@ -42,8 +42,8 @@ def cluster(notes: Path) -> Iterator[Nodes]:
     pytest.importorskip("ray", reason="ray is not installed: pip install 'gracecl[ray]'")
     with nodes("first", "second") as made:
         yield made
-    left = [file.parent.name for file in Path("/proc").glob("[0-9]*/cmdline") if of_cluster(file, made.address)]
-    assert not left, "processes of the cluster outlive it"
+    cmdlines = Path("/proc").glob
+    wait_until(lambda: not any(of_cluster(file, made.address) for file in cmdlines("[0-9]*/cmdline")), "its processes are gone")
 
 
 def of_cluster(cmdline: Path, address: str) -> bool:

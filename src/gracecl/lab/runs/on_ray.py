@@ -42,6 +42,8 @@ from gracecl.lab.runs.run import COMMIT_VARIABLE, Interrupted, Work, commit, sto
 MOST_IN_FLIGHT = 1000
 """tasks that Ray holds at once unless --jobs says otherwise, so that the memory of the command does not grow with the runs"""
 SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_FOR_MAIL = 10.0
+"""that the last progress may take to arrive; a busy machine starts the actor late"""
 MOST_LINES = 1000
 """that runs printed and the command has not shown yet"""
 
@@ -153,7 +155,7 @@ class RayExecutor:
             yield mailbox
         finally:
             over.set()
-            thread.join(SECONDS_FOR_LAST_WORDS)
+            thread.join(SECONDS_FOR_MAIL)
             ray.kill(mailbox)
 
     def _outcome(self, task: Task, future: Future[Ended]) -> Outcome:
