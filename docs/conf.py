@@ -78,7 +78,7 @@ html_theme = "furo"
 html_title = f"gracecl {version}"
 html_static_path = ["_static"]
 html_css_files = ["manual.css"]
-templates_path = ["_templates"]
+templates_path = [str(DOCS / "_templates")]  # absolute: autosummary would look below the source folder
 html_sidebars = {
     "**": [f"sidebar/{part}.html" for part in ("scroll-start", "brand", "versions", "search", "navigation", "scroll-end")]
 }

@@ -142,7 +142,7 @@ class Feedback:
 
     @property
     def history(self) -> dict[str, npt.NDArray[np.float32]]:
-        """`{name: [steps, layers]}` of every call: loss, H, z, gamma, alpha, sigma_H; gradient_ratio of those with labels."""
+        """Return arrays `[steps, layers]` of every call, by name. Of calls with labels there is a gradient_ratio, too."""
         for name in self._recent:
             self._fetch(name)
         return {name: np.concatenate(parts) for name, parts in self._fetched.items()}

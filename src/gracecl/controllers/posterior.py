@@ -116,7 +116,7 @@ class Strength:
 
     @property
     def iterations(self) -> int:
-        """Enough of them from the optimum at d = 0; where τ ≤ σ the ELBO is concave for |d| ≤ √8, and half as many will do."""
+        """Enough of them from the optimum at d = 0; where τ ≤ σ the ELBO is concave for abs(d) ≤ √8, and half as many will do."""
         return 10 if self.tau <= self.sigma else 20
 
     @torch.no_grad()
