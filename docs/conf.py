@@ -60,7 +60,8 @@ nb_execution_raise_on_error = True
 nb_execution_in_temp = True
 nb_merge_streams = True
 nb_output_stderr = "remove"
-suppress_warnings = ["myst.header", "ref.ref"]  # reports begin below the first level; scikit-learn's docstrings name its own pages
+# Reports begin below the first level; docstrings of scikit-learn name its own pages and terms.
+suppress_warnings = ["myst.header", "ref.ref", "ref.term"]
 
 # API reference.
 autosummary_generate = True
