@@ -34,7 +34,7 @@ def text(quick: bool) -> str:
         raise UserError(f"there is no {FEATURES} here; make it first: {made_by}")
     data = gracecl.stream("iid-digits(size=8)" if quick else f"iid-features(path='{FEATURES}')").data
     sizes, steps = ([0, 100], [100, 400]) if quick else ([0, 2000, 5000], [1000, 3000, 10_000, 50_000])
-    lines = [f"| {' | '.join(HEADS)} |", f"|{'---:|' * len(HEADS)}"]
+    lines = ["# Closed forms by number of images, accuracy in percent", "", f"| {' | '.join(HEADS)} |", f"|{'---:|' * len(HEADS)}"]
     for size in sizes:
         lines += [f"| {' | '.join(row)} |" for row in rows(data, size, steps)]
     return "\n".join(lines)
