@@ -48,8 +48,9 @@ def run(
         methods: expressions of methods; 'gracecl list methods' names them
         seeds: such as 0-4 or 0,3,7; the same seed gives every method the same stream
         epochs: passes over each task before the next one, for methods of offline training (default: the stream's, one)
-        defaults: what fills in options not given here, on benchmarks: grace-paper is the frame of the paper's system for every
-            method, own what each method's own paper used, ccl-dc later online work's, none the built-in values; or your FILE.toml
+        defaults: what fills in options not given here, on benchmarks: grace-paper is the optimizer, batch and replay size of
+            the GRACE paper for every method, own what each method's own paper used, ccl-dc the protocol of later online work, none
+            the built-in values; or your FILE.toml
         out: folder for the runs, or a URL such as s3://bucket/runs (docs/clusters.md)
         data: folder of the data sets (default: $GRACECL_DATA)
         plugin: modules or files that register methods, nets, streams or data sets of your own
