@@ -23,7 +23,7 @@ from gracecl.lab.report.keep import keep_runs
 from gracecl.lab.runs.export import export_run
 from gracecl.lab.runs.run import RunConfig, resume, snapshot_file
 from gracecl.lab.theory.measure import Settings, measure
-from gracecl.registry.options import RunOptions, run_name
+from gracecl.registry.options import OF_THE_DATA, RunOptions, run_name
 from run_folders import unfinish, write_run
 
 STREAM = "split-digits(size=8, classes='0-3', tasks=2, per_class=20)"
@@ -171,7 +171,7 @@ def test_the_name_of_a_run_is_the_end_of_its_folder() -> None:
     assert str(config.folder(Path())).endswith(run_name({"method": "er()", "seed": 3, "device": "cpu"}))
     assert run_name(vars(config) | {"seed": 4, "snapshots": True, "commit": "x"}) == run_name(vars(config)).replace("/3", "/4")
     assert run_name(vars(config) | {"plugin_code": "a"}) != run_name(vars(config)) != run_name(vars(config) | {"memory": 7})
-    assert run_name(vars(RunOptions())) == run_name({"seed": 0})
+    assert run_name(vars(RunOptions()) | {"normalise": OF_THE_DATA}) == run_name({"seed": 0})
 
 
 # --- what is lost -----------------------------------------------------------------------------------------------------------

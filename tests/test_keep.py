@@ -256,12 +256,12 @@ def test_committed_runs_are_all_there() -> None:
         "feedback": 24,
         "mini": 144,
         "mini-more": 6,
-        "pretrained": 207,
+        "pretrained": 209,
         "readings": 98,
         "record": 106,
         "regimes": 30,
     }
-    assert sum(path.is_file() for path in RESULTS.rglob("*")) < 80
+    assert sum(path.is_file() for path in RESULTS.rglob("*")) < 100
 
 
 def check_numbers(line: KeptRun) -> None:

@@ -378,11 +378,13 @@ def test_normalisations(channels: int) -> None:
         torch.testing.assert_close(x[:, -1, 0, 0], torch.tensor(expected))
 
 
-def test_the_normalisation_of_imagenet_is_for_colours() -> None:
+def test_the_normalisation_of_imagenet_is_for_colours_and_grey_takes_their_mean() -> None:
     usual = augment.normalisation("imagenet", Images((3, 4, 4)))
     assert usual.statistics == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    with pytest.raises(UserError, match="3 channels, not 1"):
-        augment.normalisation("imagenet", Images((1, 4, 4)))
+    ((mean,), (std,)) = augment.normalisation("imagenet", Images((1, 4, 4))).statistics
+    assert (mean, std) == pytest.approx((0.449, 0.226), abs=1e-9)
+    with pytest.raises(UserError, match="3 channels, not 4"):
+        augment.normalisation("imagenet", Images((4, 4, 4)))
 
 
 def test_an_unknown_augmentation_suggests_the_nearest() -> None:

@@ -20,8 +20,8 @@ from gracecl.inputs import Batched, inputs_of
 class Batches:
     """Batches `(x, y)` for `Learner.fit`, of the examples that `source` yields. Not exactly resumable.
 
-    >>> learner.fit(gracecl.Batches(webdataset.WebDataset("train-{000..099}.tar").decode("pil"), size=10))
-    >>> learner.fit(gracecl.Batches(datasets.load_dataset("cifar100", split="train", streaming=True), size=10, label="fine_label"))
+    Such as `learner.fit(Batches(webdataset.WebDataset("train-{000..099}.tar").decode("pil"), size=10))`, or
+    `learner.fit(Batches(datasets.load_dataset("cifar100", split="train", streaming=True), label="fine_label"))`.
 
     An example is a pair `(input, label)` or a dict, as `from_torch` takes them; `label` names the label's entry.
     """
