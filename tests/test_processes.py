@@ -26,6 +26,8 @@ WORLD = 2
 STEPS, HALF = 50, 25
 METHODS = ("er", "derpp", "scr", "mose", "grace(mose())", "best", "slda")
 CLOSE = 1e-5
+LOGGED_CLOSE = 1e-3
+"""of what is recorded and no loss: entropies as deviations from their mean, divided by a small spread"""
 pytestmark = pytest.mark.skipif(not distributed.is_available(), reason="this PyTorch has no torch.distributed")
 
 
@@ -67,7 +69,8 @@ def close(found: list[dict[str, list[float]]], wanted: list[dict[str, list[float
     for step, (one, other) in enumerate(zip(found, wanted, strict=True)):
         assert one.keys() == other.keys()
         for row, values in one.items():
-            np.testing.assert_allclose(values, other[row], rtol=CLOSE, atol=CLOSE, err_msg=f"{row} at step {step}")
+            within = LOGGED_CLOSE if row.startswith("log/") else CLOSE
+            np.testing.assert_allclose(values, other[row], rtol=within, atol=within, err_msg=f"{row} at step {step}")
 
 
 def free_port() -> int:

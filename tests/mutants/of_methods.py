@@ -349,6 +349,11 @@ METHODS = [
         ),
     ),
     *method(
+        "votes",
+        within("Votes.traits", ("Traits(all_taps=True)", "Traits()")),
+        within("Votes.rule", ("'linear_votes'", "'linear_last'")),
+    ),
+    *method(
         "best",
         within(
             "Best.inner",
@@ -379,7 +384,19 @@ METHODS = [
                 "cross_entropy(out.logits[:, balanced], batch.y[balanced])",
             ),
         ),
-        within("MOSE.plans", ("(Mirror(), *planning.augment)", "(*planning.augment, Mirror())")),
+        within(
+            "MOSE.plans",
+            ("(Mirror(), *planning.augment)", "(*planning.augment, Mirror())"),
+            ("(four[0], four[3])", "(four[0], four[1])"),
+            ("(four[2],)", "(four[0],)"),
+        ),
+        within(
+            "MOSE.losses",
+            (
+                "self.contrast * supervised_contrast(out.embedding, batch.y, self.temperature)",
+                "supervised_contrast(out.embedding, batch.y, self.temperature)",
+            ),
+        ),
     ),
     *method(
         "multi_update",

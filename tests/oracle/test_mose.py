@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gracecl import nets, rng
-from gracecl.core import MEMORY_SOURCE, Batch, Block, Plan, Planning, Progress, StreamBatch, Taps
+from gracecl.core import MEMORY_SOURCE, Batch, Block, Plan, Planning, Progress, Selection, StreamBatch, Taps
 from gracecl.data import Data, from_arrays
 from gracecl.engine.engine import Engine, StepResult
 from gracecl.errors import UserError
@@ -21,6 +21,7 @@ from gracecl.inputs import Images
 from gracecl.memory import Memories
 from gracecl.methods.base import Method
 from gracecl.methods.mose import MOSE
+from gracecl.testing import feed, toy_engine, toy_stream
 
 SHAPE = (3, 2, 2)
 
@@ -225,6 +226,25 @@ def test_views_are_raw_mirror_tau_and_tau_of_the_mirror(spied: tuple) -> None:
             assert not torch.equal(second.flip(-1), second_mirror)
 
 
+@pytest.mark.parametrize(("views", "kept"), [(2, (0, 3)), (1, (2,))])
+def test_fewer_views_are_some_of_the_four(views: int, kept: tuple[int, ...]) -> None:
+    """Two are raw, and mirrored and augmented; one is augmented. Which images and slots does not change."""
+    four, fewer = (planned_blocks(f"mose(n_recall=8, views={count})") for count in (4, views))
+    assert four.keys() == fewer.keys() == {"new", "balanced"}
+    for name, block in fewer.items():
+        assert block.views == tuple(four[name].views[view] for view in kept)
+        assert np.array_equal(block.slots, four[name].slots)
+        assert np.array_equal(block.stream, four[name].stream)
+
+
+def planned_blocks(method: str) -> dict[str, Selection]:
+    """The blocks of the fifth step, in the second task."""
+    engine, stream = toy_engine(method), toy_stream(batch=6)
+    feed(engine, stream, until=5)
+    [plan] = [plan for plan in engine.plans(engine.meet(stream.batch(5))) if plan]
+    return dict(plan.blocks)
+
+
 # The terms of the loss.
 
 
@@ -289,6 +309,17 @@ def test_contrast_is_over_all_images_of_the_step() -> None:
             positives = [p for p in rows if p != a and batch.labels[p] == batch.labels[a]]
             terms.append(-sum(similarity[a][p] - denominator for p in positives) / len(positives))
         assert got[layer] == pytest.approx(sum(terms) / 20, rel=1e-9)
+
+
+def test_contrast_has_a_weight_and_can_be_left_out() -> None:
+    method, out, batch = layered()
+    whole = method.losses(out, batch)
+    method.contrast = 0.3
+    torch.testing.assert_close(method.losses(out, batch)["sc"], 0.3 * whole["sc"])
+    method.contrast = 0.0
+    without = method.losses(out, batch)
+    assert without.keys() == whole.keys() - {"sc"}
+    assert all(torch.equal(without[term], whole[term]) for term in without)
 
 
 @pytest.mark.parametrize("student", [-1, 0, 2])

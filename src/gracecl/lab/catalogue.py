@@ -117,6 +117,7 @@ FACTS = {
     "lpr": Facts("wrap", 2024, "same", "images, matrices", "ce/all", 91, 74),
     "best": Facts("wrap", None, BY_BATCH, "images, average", "sc ce/new ce/balanced rsd kd/teacher", 768, 384),
     "mirrored": Facts("wrap", None, "same", "images", "ce/all", 74, 74),
+    "votes": Facts("wrap", None, "same", "images", "ce/all", 74, 74),
     "multi_update": Facts("wrap", None, BY_BATCH, "images", "sc ce/new ce/balanced rsd", 384, 384),
     "grace": Facts("wrap", 2025, f"{BY_BATCH}; every 500 steps", "images", "sc ce/new ce/balanced rsd entropy", 384, 384, "no"),
 }
@@ -169,6 +170,7 @@ LEARNERS = (
     "mkd(er())",
     "lpr(er())",
     "mirrored(er())",
+    "votes(er())",
     "multi_update(mose())",
     "best()",
     "er() + ewc()",

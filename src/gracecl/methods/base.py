@@ -250,7 +250,9 @@ class Chain:
         self._tabled = [(part, part in adding, defines(part, "adjust")) for part in self.parts]
         self._tabled = [(part, adds, adjusts) for part, adds, adjusts in self._tabled if adds or adjusts]
         self._looking = self.defining("eval_net")
-        self._planning, self._closing = (([*self.defining(hook)] or [self.learner])[-1] for hook in ("plans", "closing"))
+        self._planning, self._closing, self._ruling = (
+            ([*self.defining(hook)] or [self.learner])[-1] for hook in ("plans", "closing", "rule")
+        )
         self._ticking = [(part, getattr(part, part.traits.interval)) for part in self.parts if part.traits.interval is not None]
 
     def __repr__(self) -> str:
@@ -340,7 +342,7 @@ class Chain:
 
     @property
     def rule(self) -> str:
-        return self.learner.rule
+        return self._ruling.rule
 
     def eval_net(self, net: TappedNet) -> TappedNet:
         for part in self._looking:

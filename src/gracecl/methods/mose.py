@@ -6,14 +6,15 @@
         K <- first min(B·|new|/|seen|, b) of x ∪ draw(images of other tasks; up to B in all, at most 7 per seen class), if t > 1
         N, K <- each image raw, mirrored, τ(raw), τ(mirrored)
         f_1..f_4 <- one forward over N ∪ K
-        step on Σ_i [ SC(N ∪ K) + CE_i + RSD_i ],
+        step on Σ_i [ contrast · SC(N ∪ K) + CE_i + RSD_i ],
             CE_i  = CE(N) if t = 1, else 2·CE(K) + CE(N, softmax over the task's classes met so far)
             RSD_i = ‖n(A f_4) - sg n(f_i)‖_F, the norm of the whole matrix, for the experts i that are not the student
         memory <- reservoir(memory, x)
     predict by the nearest class mean of the memory's features, averaged over the experts
 
 On a stream without task marks the classes of each batch stand for those of task t (our extension): N is x with memory images of its
-classes, K is x with memory images of the others, once there are any.
+classes, K is x with memory images of the others, once there are any. Our options beside the paper's: fewer views of each image, and
+the weight of the contrast; best() uses neither.
 
 Differences from the paper and its program: the reservoir is exact (the program's is slightly biased within a batch); a single
 current-task image in memory is replayed (the program drops it by an indexing slip); τ's window candidates are drawn per image,
@@ -55,6 +56,10 @@ class MOSE(Method):
     """B, the size that the blocks are made up to"""
     per_class: Annotated[int, AtLeast(0)] = 7
     """past images in the balanced block, at most this many per seen class"""
+    views: Literal[4, 2, 1] = 4
+    """of each image: raw, mirrored, augmented, both; two are raw, and mirrored and augmented; one is augmented"""
+    contrast: Annotated[float, AtLeast(0)] = 1.0
+    """weight of the contrastive loss; 0 leaves it out"""
     temperature: Annotated[float, Above(0)] = 0.07
     """of the contrastive loss"""
     balanced_weight: float = 2.0
@@ -89,7 +94,8 @@ class MOSE(Method):
         current = progress.current if progress.task != NO_TASK else tuple(dict.fromkeys(new.labels.tolist()))
         alone = len(current) == len(progress.seen) if progress.task == NO_TASK else progress.task == 0
         wanted = self.n_recall if alone else max(0, self.n_recall // 2 - b)
-        views = (), (Mirror(),), planning.augment, (Mirror(), *planning.augment)
+        four = (), (Mirror(),), planning.augment, (Mirror(), *planning.augment)
+        views = {4: four, 2: (four[0], four[3]), 1: (four[2],)}[self.views]
         recalled = self.draw(memory, 0 if progress.first_of_task else wanted, planning.rng, progress, current)
         blocks = {"new": Selection(np.arange(b), recalled, views=views)}
         if not alone:
@@ -111,7 +117,7 @@ class MOSE(Method):
 
     def losses(self, out: Taps, batch: Batch) -> LossTable:
         new = batch.rows("new")
-        table = {"sc": supervised_contrast(out.embedding, batch.y, self.temperature)}
+        table = {"sc": self.contrast * supervised_contrast(out.embedding, batch.y, self.temperature)} if self.contrast else {}
         table["ce/new"] = cross_entropy(out.logits[:, new], batch.y[new], classes=self.rivals(batch))
         if "balanced" in batch.blocks:
             balanced = batch.rows("balanced")
