@@ -62,16 +62,18 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             "AWS_DEFAULT_REGION": "us-east-1",
         }.items():
             patch.setenv(name, value)
-        give_up = time.monotonic() + 120
-        while socket.socket().connect_ex(("127.0.0.1", port)):
-            assert server.poll() is None, log.read_text()
-            assert time.monotonic() < give_up
-            time.sleep(0.1)
-        import s3fs
+        try:
+            give_up = time.monotonic() + 120
+            while socket.socket().connect_ex(("127.0.0.1", port)):
+                assert server.poll() is None, log.read_text()
+                assert time.monotonic() < give_up
+                time.sleep(0.1)
+            import s3fs
 
-        s3fs.S3FileSystem().mkdir("runs-of-a-test")
-        yield "s3://runs-of-a-test/out"
-        server.kill()
+            s3fs.S3FileSystem().mkdir("runs-of-a-test")
+            yield "s3://runs-of-a-test/out"
+        finally:
+            server.kill()
 
 
 def interrupted(out: str, step: int) -> Work:
