@@ -20,7 +20,9 @@ def sections(results: Results) -> list[Section]:
     if not methods:
         return []
     short = brief(methods)
-    rows: list[list[Entry]] = [[Cell(short[method], code=True), *(_shown(method, protocol) for protocol in found)] for method in methods]
+    rows: list[list[Entry]] = [
+        [Cell(short[method], code=True), *(_shown(method, protocol) for protocol in found)] for method in methods
+    ]
     about = f"`{METRIC}` in percent: mean ± sample standard deviation over seeds; – was not run. {terms(group_runs(results.runs))}"
     table = Table(["method", *(protocol.name for protocol in found)], "l" + "r" * len(found), rows, "", about)
     data = {protocol.name: protocol.values for protocol in found}
