@@ -110,7 +110,7 @@ class Table:
         return tables
 
     def _width(self, column: int) -> int:
-        """Return the columns of a terminal that a column takes, with the space beside it; of text, which folds, as many as it needs."""
+        """Return how much of a line in a terminal a column takes, with the space beside it."""
         texts = [_short(self.heads[column]), *(_rich(row[column]).plain for row in self.rows if row)]
         longest = max(cell_len(line) for text in texts for line in text.splitlines() or [""])
         return 2 + (longest if self.align[column] == "r" else max(NARROWEST_TEXT, min(longest, WIDEST_TEXT)))
