@@ -80,8 +80,8 @@ def test_ranks_and_agreement_of_two_protocols(tmp_path: Path) -> None:
     assert section.leads
     for sentence in (
         "Kendall's τ with the ranking under class-incremental: 0.67 (real-time). ",
-        "Between two seeds of one protocol τ is 0.56 to 1.00; for 0 of the 1 pairs of protocols it is lower than",
-        "than between the seeds of either. First is `e()` under class-incremental; ",
+        "Between two seeds of one protocol τ is 0.56 to 1.00. For 0 of 1 pairs of protocols it is lower than between",
+        "between the seeds of either. First is `e()` under class-incremental; ",
         "`b()` under real-time. Against class-incremental, no method moves by 3 ranks or more.\n",
     ):
         assert sentence in section.text
@@ -99,6 +99,7 @@ def test_methods_that_move_far_are_named_where_they_move_most(tmp_path: Path) ->
     assert "each where it moves most: `best(…)` from 1 to 5 (real-time)." in section.text
     assert "| `b(long_option=1, another_option=2)` | 3 (3.0) | 2 (4.0) | 2 (4.0) |" in section.text
     assert section.data["ranks"]["real-time"][long] == 5
+    assert "two seeds" not in section.text.split("| method |")[0], "there is one"
 
 
 def test_runs_of_earlier_versions_are_the_same_method(tmp_path: Path) -> None:

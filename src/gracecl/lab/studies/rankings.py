@@ -184,12 +184,12 @@ def findings(
     chance = [tau for tau in alone.values() if not math.isnan(tau)]
     if beside := [f"{number(tau, 2)} ({other})" for (one, other), tau in known.items() if one == usual]:
         told.append(f"Kendall's τ with the ranking under {usual}: {', '.join(beside)}.")
-    if known and chance:
-        lower = sum(tau < min(alone[one], alone[other]) for (one, other), tau in known.items())
-        told.append(
-            f"Between two seeds of one protocol τ is {_from_to(chance)}; for {lower} of the {len(known)} pairs of protocols it is "
-            "lower than between the seeds of either."
-        )
+    both = {pair: tau for pair, tau in known.items() if not any(math.isnan(alone[name]) for name in pair)}
+    if chance:
+        told.append(f"Between two seeds of one protocol τ is {_from_to(chance)}.")
+    if both:
+        lower = sum(tau < min(alone[one], alone[other]) for (one, other), tau in both.items())
+        told.append(f"For {lower} of {len(both)} pairs of protocols it is lower than between the seeds of either.")
     first: dict[str, list[str]] = {}
     for place, protocol in enumerate(found):
         for method in (method for method, places in ranks.items() if places[place] == 1):
