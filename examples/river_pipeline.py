@@ -1,4 +1,7 @@
-"""A learner in a river pipeline: question, then answer, item by item; and with labels that come fifty items late."""
+"""A learner in a river pipeline: question, then answer, item by item; and with labels that come fifty items late.
+
+River does not score items that come before any label, so the second accuracy leaves out the first fifty.
+"""
 
 from river import datasets, evaluate, metrics, preprocessing
 

@@ -310,7 +310,7 @@ IDLE: list[tuple[str, str, dict[str, Any], str]] = [
     ("er", "never", BY_TASK, "'never()' begins no second task in the 25 steps of this stream, so with scheduler_step='task'"),
     ("grace(er())", "never", {}, "so to grace all of it is one task; use boundaries='auto'"),
     ("grace(mose())", "every(25)", {}, "so to mose and grace all of it is one task"),
-    ("bic", "adwin", {}, "'adwin()' found no second task in 25 steps, so to bic all of it is one task"),
+    ("bic", "adwin", {}, "found no second task in 25 steps, so to bic all of it is one task; use boundaries='every(100)'"),
 ]
 
 

@@ -198,6 +198,17 @@ def test_tables_fit_into_eighty_columns(root: Path) -> None:
         assert "…" not in shown(table, width=80)
 
 
+def test_columns_that_do_not_fit_stand_below(root: Path) -> None:
+    metrics = ("acc", "aia", "forgetting", "forgetting_mose", "bwt", "learning_acc", "min_acc", "wc_acc")
+    wide = tables.comparison_table(find_runs(root), metrics)
+    below = shown(wide, width=80)
+    assert "…" not in below
+    assert all(len(line) <= 80 for line in below.splitlines())
+    assert below.count("method") > shown(wide, width=300).count("method"), "each part begins with the methods"
+    for text in ("wc_acc ↑", "seconds", "percent; mean ± sample std"):
+        assert below.count(text) == shown(wide, width=300).count(text) == 1
+
+
 def test_markdown_pairs_methods_by_seed(root: Path) -> None:
     runs = find_runs(root)
     text = tables.comparison_markdown(runs, metrics=("acc",))

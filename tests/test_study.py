@@ -89,8 +89,8 @@ def test_mini_is_about_every_method_on_equal_terms() -> None:
     methods = [config.method for config in configs if config.seed == 0]
     shortened = {"gdumb()": "gdumb(epochs=64)"}
     elsewhere = {"online_lora", "closed", "ncm", "acil", "gacl", "foal", "air", "klda", "randumb", "fecam", "votes"}
-    """a transformer's, closed forms that are meant for pretrained features, for which slda and ranpac stand, and what the study
-    equal-cost compares"""
+    """a transformer's, closed forms that are meant for pretrained features (slda and ranpac stand for them), and what the study
+    equal-cost is about"""
     learners = [spec.parse_method(shortened.get(method, method)) for method in LEARNERS]
     assert methods == ["joint()", *(repr(learner) for learner in learners if learner.name not in elsewhere)]
     named = {part.name for method in methods for part in (spec.parse_method(method), *spec.parse_method(method).parts)}

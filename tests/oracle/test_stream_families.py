@@ -778,6 +778,9 @@ def test_the_picture_shows_shares_of_classes_over_time(tmp_path: Path) -> None:
     over_time, per_class = figure.axes
     assert [line.get_xdata()[0] for line in over_time.lines] == [80, 160, 240, 320]
     assert [bar.get_width() for bar in per_class.patches] == [40] * 10
+    [cells] = over_time.images
+    largest = cells.get_array().max()
+    assert [float(cells.norm(share * largest)) for share in (0, 1 / 4, 1)] == [0, 0.5, 1], "a quarter of the share is half as dark"
     with pytest.raises(UserError, match="ends in none of them"):
         stream.plot(tmp_path / "stream.jpg")
 

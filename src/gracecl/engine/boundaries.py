@@ -84,7 +84,8 @@ def is_per_task(engine: Engine) -> bool:
 
 def of_one_task(engine: Engine, why: str) -> Iterator[str]:
     """Yield what a single task means for a learner that works with several."""
-    remedy = "use boundaries='auto', or others"
+    needed = engine.chain.traits.boundaries == "required"
+    remedy = "use boundaries='every(100)', or others" if needed else "use boundaries='auto', or others"
     if names := [part.name for part in engine.chain.parts if part.traits.boundaries != "unused"]:
         yield f"{why}, so to {' and '.join(names)} all of it is one task; {remedy}"
     if is_per_task(engine):

@@ -34,6 +34,7 @@ def classes_over_time(stream: Stream, columns: int) -> tuple[npt.NDArray[np.floa
 
 def picture(stream: Stream, path: str | Path | None = None) -> Figure:
     """Classes over time with the evaluation marks, and images per class beside it; written to `path` if one is given."""
+    from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
 
     place = None if path is None else as_path(path, "path")
@@ -44,16 +45,16 @@ def picture(stream: Stream, path: str | Path | None = None) -> Figure:
     figure = Figure(figsize=(7.4, 2.6), dpi=100, layout="constrained", facecolor="white")
     over_time, per_class = figure.subplots(1, 2, width_ratios=(4, 1), sharey=True)
     extent = (0, length, classes - 0.5, -0.5)
-    over_time.imshow(
-        shares, aspect="auto", extent=extent, cmap="Greys", vmin=0, vmax=max(shares.max(), 1e-9), interpolation="nearest"
-    )
+    by_root = PowerNorm(0.5, vmin=0, vmax=max(shares.max(), 1e-9))  # so that a single stray image is seen
+    over_time.imshow(shares, aspect="auto", extent=extent, cmap="Greys", norm=by_root, interpolation="nearest")
     for mark in stream.marks[:-1]:
         over_time.axvline(stream.ends[mark], color=BARS, linewidth=0.8, linestyle="-" if stream.has_tasks else ":")
-    per_class.barh(np.arange(classes), totals, color=BARS, height=0.8)
+    few = classes <= MOST_NUMBERED
+    per_class.barh(np.arange(classes), totals, color=BARS, height=0.8 if few else 1, antialiased=few)
     over_time.set_title(repr(stream).removeprefix("Stream(").removesuffix(")"), loc="left", fontsize=8, color=INK, parse_math=False)
     over_time.set(xlabel="images", ylabel="class")
     per_class.set(xlabel="images per class")
-    if classes <= MOST_NUMBERED:
+    if few:
         over_time.set_yticks(np.arange(classes))
     for axes in (over_time, per_class):
         axes.tick_params(labelsize=7, colors=QUIET, length=2)

@@ -9,10 +9,21 @@ from typing import Any
 
 from gracecl.functional.statistics import Paired, Summary, paired, summarise
 from gracecl.lab.report.runs import Run, measure
-from gracecl.registry.options import LIMITS
+from gracecl.registry.options import ADDED_LATER, LIMITS
 from gracecl.registry.spec import parse_call
 
-VARIES_WITH_THE_SEED = ("seed", "stream_hash", "commit", "threads", "snapshots", "allotted")
+VARIES_WITHIN_A_GROUP = (
+    "seed",
+    "stream_hash",
+    "commit",
+    "versions",
+    "format",
+    "threads",
+    "checkpoint_every",
+    "snapshots",
+    "allotted",
+)
+"""fields in which the runs of one method in one setting may differ"""
 FOLLOWS = ("layers", "parameters", "rule", "images_beyond_memory", "forward_flops", "tuned_on")
 """fields that follow from the settings"""
 OF_THE_STREAM = ("stream_steps", "tasks", "classes")
@@ -98,7 +109,7 @@ def group_runs(runs: Sequence[Run], *, unfinished_too: bool = False) -> list[Gro
     """Group runs by method and setting, in the order of their first runs; unfinished ones only if asked for."""
     members: dict[str, list[Run]] = {}
     for run in runs:
-        fixed = {key: value for key, value in run.config.items() if key not in (*VARIES_WITH_THE_SEED, *FOLLOWS)}
+        fixed = {key: value for key, value in complete(run.config).items() if key not in (*VARIES_WITHIN_A_GROUP, *FOLLOWS)}
         members.setdefault(json.dumps(fixed, sort_keys=True), []).append(run)
     groups = list(members.values())
     labels = _labels([group[0].config for group in groups])
@@ -122,23 +133,29 @@ def group_apart(selections: Mapping[str, Sequence[Run]]) -> list[list[Group]]:
 
 def setting_of(run: Run, keys: Sequence[str] = SETTING) -> str:
     """Describe what a fair comparison holds fixed."""
-    given = {key: run.config[key] for key in keys if run.config.get(key) is not None}
+    config = complete(run.config)
+    given = {key: config[key] for key in keys if config.get(key) is not None}
     return ", ".join(f"{key} {value}" if key in LIMITS else str(value) for key, value in given.items())
 
 
-def options_that_vary(configs: Sequence[dict[str, Any]]) -> list[str]:
+def complete(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with the options that came after its run, at the values that leave results as they were."""
+    return ADDED_LATER | dict(config)
+
+
+def options_that_vary(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """List options outside the setting that differ between runs of the same method."""
-    told = {*SETTING, *VARIES_WITH_THE_SEED, *FOLLOWS, *OF_THE_STREAM}
+    told = {*SETTING, *VARIES_WITHIN_A_GROUP, *FOLLOWS, *OF_THE_STREAM}
     by_method: dict[str, list[dict[str, Any]]] = {}
-    for config in configs:
+    for config in map(complete, configs):
         by_method.setdefault(str(config["method"]), []).append(config)
-    keys = dict.fromkeys(key for config in configs for key in config if key not in told)
+    keys = dict.fromkeys(key for same_method in by_method.values() for config in same_method for key in config if key not in told)
     return [key for key in keys if any(_varies(key, same_method) for same_method in by_method.values())]
 
 
 def told_apart(configs: Sequence[dict[str, Any]], keys: Sequence[str] = SETTING) -> list[str]:
     """Abbreviate settings to the parts that differ between them."""
-    parts = [_parts(config, keys) for config in configs]
+    parts = [_parts(complete(config), keys) for config in configs]
     names = dict.fromkeys(name for part in parts for name in part)
     varying = [name for name in names if len({part.get(name) for part in parts}) > 1]
     varying.sort(key=lambda name: keys.index(name.split(".")[0]))
@@ -169,7 +186,7 @@ def _group(label: str, runs: list[Run], unfinished_too: bool) -> Group:
 def _labels(configs: list[dict[str, Any]]) -> list[str]:
     """The method, and what else tells two groups apart: the setting when it varies at all, and any other option that
     varies between groups of the same method (between methods it varies by nature)."""
-    labels = []
+    labels, configs = [], list(map(complete, configs))
     for config in configs:
         same_method = [other for other in configs if other["method"] == config["method"]]
         keys = [

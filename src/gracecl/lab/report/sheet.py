@@ -87,7 +87,7 @@ def heads(metrics: Sequence[str], printed: Sequence[str], difference: str) -> li
 
 def _places(values: Sequence[Summary], higher_is_better: bool) -> list[int | None]:
     known = sorted({value.mean for value in values if math.isfinite(value.mean)}, reverse=higher_is_better)
-    if len(values) < 2:
+    if len(known) < 2:
         return [None] * len(values)
     return [known.index(value.mean) if value.mean in known[:2] else None for value in values]
 

@@ -7,12 +7,14 @@ import html
 import io
 import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
 from rich import box
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions
 from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -24,6 +26,8 @@ NOTHING = "–"
 """stands where there is no value"""
 LONGEST_HEAD = 14
 """letters of a column's head in the terminal; a longer one is broken at its first underscore"""
+NARROWEST_TEXT, WIDEST_TEXT = 12, 24
+"""columns of a terminal that a column of text gets at least, and those from which on it would rather fold than push others out"""
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,9 @@ class Table:
                     f"{what} of a table has {len(row)} columns and there are {len(self.heads)} heads; give one for each"
                 )
 
-    def __rich__(self) -> RichTable:
-        return self.to_rich()
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RichTable]:
+        for part in self.within(options.max_width):
+            yield part.to_rich()
 
     def _repr_html_(self) -> str:
         return self.to_html()
@@ -77,9 +82,9 @@ class Table:
         """For a terminal: text folds, numbers do not."""
         table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left", title_justify="left")
         for head, side in zip(self.heads, self.align, strict=True):
-            short = escape(head if len(head) <= LONGEST_HEAD else head.replace("_", "\n_", 1))
+            short = escape(_short(head))
             if side == "l":
-                table.add_column(short, overflow="fold", min_width=12)
+                table.add_column(short, overflow="fold", min_width=NARROWEST_TEXT)
             else:
                 table.add_column(short, justify="right", no_wrap=True)
         for row in self.rows:
@@ -89,6 +94,31 @@ class Table:
                 table.add_section()
         table.title, table.caption = escape(self.title), escape(self.caption)
         return table
+
+    def within(self, width: int) -> list[Table]:
+        """Split the columns over several tables, each of which begins with the first column and fits into `width` if it can."""
+        each = [self._width(column) for column in range(len(self.heads))]
+        parts, own = [], [0]
+        for column in range(1, len(each)):
+            if len(own) > 1 and sum(each[place] for place in (*own, column)) >= width:
+                parts.append(own)
+                own = [0]
+            own.append(column)
+        tables = [self._columns(chosen) for chosen in (*parts, own)]
+        tables[0] = replace(tables[0], title=self.title)
+        tables[-1] = replace(tables[-1], caption=self.caption)
+        return tables
+
+    def _width(self, column: int) -> int:
+        """Return how much of a line in a terminal a column takes, with the space beside it."""
+        texts = [_short(self.heads[column]), *(_rich(row[column]).plain for row in self.rows if row)]
+        longest = max(cell_len(line) for text in texts for line in text.splitlines() or [""])
+        return 2 + (longest if self.align[column] == "r" else max(NARROWEST_TEXT, min(longest, WIDEST_TEXT)))
+
+    def _columns(self, chosen: Sequence[int]) -> Table:
+        """Return these columns alone, without title and caption."""
+        rows = [[row[column] for column in chosen] if row else row for row in self.rows]
+        return Table([self.heads[column] for column in chosen], "".join(self.align[column] for column in chosen), rows)
 
     def to_markdown(self, *, tight: bool = False) -> str:
         """For a page; title and caption are Markdown already. `tight` leaves no spaces in the line below the heads."""
@@ -148,6 +178,10 @@ class Table:
 def number(value: float, decimals: int, sign: str = "") -> str:
     """Format a number, `–` for NaN."""
     return NOTHING if math.isnan(value) else f"{value:{sign}.{decimals}f}"
+
+
+def _short(head: str) -> str:
+    return head if len(head) <= LONGEST_HEAD else head.replace("_", "\n_", 1)
 
 
 def _cells(entry: Entry) -> tuple[Cell, ...]:

@@ -7,7 +7,7 @@ from gracecl.lab.report.groups import group_runs
 from gracecl.lab.report.table import Cell, Entry, Table
 from gracecl.lab.report.tables import spread_text
 from gracecl.lab.report.terms import terms
-from gracecl.lab.studies.rankings import METRIC, Protocol, protocols
+from gracecl.lab.studies.rankings import METRIC, Protocol, brief, protocols
 from gracecl.lab.studies.results import Results, Section
 from gracecl.registry import renderers
 
@@ -19,11 +19,14 @@ def sections(results: Results) -> list[Section]:
     methods = list(dict.fromkeys(method for protocol in found for method in protocol.values))
     if not methods:
         return []
-    rows: list[list[Entry]] = [[Cell(method, code=True), *(_shown(method, protocol) for protocol in found)] for method in methods]
+    short = brief(methods)
+    rows: list[list[Entry]] = [
+        [Cell(short[method], code=True), *(_shown(method, protocol) for protocol in found)] for method in methods
+    ]
     about = f"`{METRIC}` in percent: mean ± sample standard deviation over seeds; – was not run. {terms(group_runs(results.runs))}"
     table = Table(["method", *(protocol.name for protocol in found)], "l" + "r" * len(found), rows, "", about)
     data = {protocol.name: protocol.values for protocol in found}
-    return [Section("accuracies", f"## Accuracy in each setting\n\n{table.to_markdown(tight=True)}", data)]
+    return [Section("accuracies", f"## Accuracy in each setting\n\n{table.to_markdown(tight=True)}", data, leads=True)]
 
 
 def _shown(method: str, protocol: Protocol) -> str:

@@ -49,7 +49,8 @@ def write(study: Study, results: Results, made: Made) -> str:
     made_by += f"Version: {counted(versions)}. Seeds: {', '.join(map(str, seeds))}. Steps: {', '.join(map(str, steps))}."
     if made.taken_from:
         made_by += f" Taken from other studies: {', '.join(f'{count} of `{folder}`' for folder, count in made.taken_from.items())}."
-    parts = [f"# Study {study.name}", f"**{study.scale_sentence}**", study.about, told, text, NOTES, made_by]
+    above, below = ([section.text for section in sections if section.leads == leads] for leads in (True, False))
+    parts = [f"# Study {study.name}", f"**{study.scale_sentence}**", study.about, *above, told, text, NOTES, made_by, *below]
     described = {
         "study": study.name,
         "scale": study.scale,
@@ -67,7 +68,7 @@ def write(study: Study, results: Results, made: Made) -> str:
     more = {section.key: section.data for section in sections}
     if taken := more.keys() & described.keys():
         raise UserError(f"a section of the page has the key '{min(taken)}', which {study.name}.json has already; give it another")
-    write_text(results.out / f"{study.name}.md", "\n\n".join([*parts, *(section.text for section in sections)]) + "\n")
+    write_text(results.out / f"{study.name}.md", "\n\n".join(parts) + "\n")
     write_json(results.out / f"{study.name}.json", described | more)
     return text
 

@@ -10,11 +10,12 @@ from itertools import combinations
 from gracecl import streams
 from gracecl.functional.statistics import Summary, kendall, summarise
 from gracecl.lab.report import Run, figures
-from gracecl.lab.report.groups import group_runs, options_that_vary, setting_of, told_apart, value_of
+from gracecl.lab.report.groups import complete, group_runs, options_that_vary, setting_of, told_apart, value_of
 from gracecl.lab.report.table import Cell, Entry, Table, number
 from gracecl.lab.report.terms import terms
 from gracecl.lab.studies.results import Results, Section
 from gracecl.registry import renderers
+from gracecl.registry.options import ADDED_LATER
 from gracecl.registry.spec import parse_call
 
 FAMILIES = {
@@ -29,6 +30,10 @@ FAMILIES = {
 """what streams of a family are called; others go by the family's name"""
 LIMITED = {"pace": "real-time", "budget": "budgeted", "bytes": "few bytes"}
 METRIC = "acc"
+LONGEST_NAME = 32
+"""letters of a method on a page of ranks; a longer expression is cut to its outermost name"""
+FAR = 3
+"""ranks by which a method has to move to be named"""
 
 
 @dataclass(frozen=True)
@@ -87,10 +92,20 @@ def _names(of_setting: Mapping[str, Sequence[Run]]) -> list[str]:
 
 
 def _learner(run: Run, runs: Sequence[Run]) -> str:
-    """Name a run's method, with the options in which runs of this method differ within their settings."""
-    method = str(run.config["method"])
+    """Name a run's method, with those of the options in which runs of this method differ that are not at their defaults."""
+    method, config = str(run.config["method"]), complete(run.config)
     varying = options_that_vary([other.config for other in runs if other.config["method"] == method])
-    return ", ".join([method, *(f"{name}={run.config[name]}" for name in varying if name in run.config)])
+    given = (name for name in varying if name in config and not (name in ADDED_LATER and config[name] == ADDED_LATER[name]))
+    return ", ".join([method, *(f"{name}={config[name]}" for name in given)])
+
+
+def brief(methods: Sequence[str]) -> dict[str, str]:
+    """Return a short name for each method: `best(…)` for a long expression, unless another one begins with the same word."""
+    words = [method.partition("(")[0] for method in methods]
+    return {
+        method: f"{word}(…)" if len(method) > LONGEST_NAME and words.count(word) == 1 else method
+        for method, word in zip(methods, words, strict=True)
+    }
 
 
 def agreement(one: Protocol, other: Protocol) -> Summary:
@@ -117,11 +132,12 @@ def between_seeds(protocol: Protocol) -> float:
 
 @renderers.register("rankings")
 def sections(results: Results) -> list[Section]:
-    """Ranks of the methods under each protocol as a picture, and Kendall's τ between protocols."""
+    """Ranks of the methods under each protocol as a picture, what moves them in sentences, and Kendall's τ between protocols."""
     found = [protocol for protocol in protocols(results.runs) if len(protocol.values) > 1]
     if not found:
         return []
     methods = list(dict.fromkeys(method for protocol in found for method in protocol.values))
+    short = brief(methods)
     ranks = {
         method: [protocol.rank(method, list(protocol.values)) if method in protocol.values else math.nan for protocol in found]
         for method in methods
@@ -129,21 +145,23 @@ def sections(results: Results) -> list[Section]:
     file = f"{results.name}-ranks.png"
     for kind in ("png", "pdf"):
         title = results.titled("Rank by final accuracy under each protocol")
-        figures.ranks(ranks, [protocol.name for protocol in found], (results.out / file).with_suffix(f".{kind}"), title)
+        drawn = {short[method]: places for method, places in ranks.items()}
+        figures.ranks(drawn, [protocol.name for protocol in found], (results.out / file).with_suffix(f".{kind}"), title)
     taus = {(one.name, other.name): agreement(one, other) for one, other in combinations(found, 2)}
     alone = {protocol.name: between_seeds(protocol) for protocol in found}
     text = "\n\n".join(
         [
             "## Ranks under each protocol",
             f"![Ranks of the methods under each protocol]({file})",
-            _means(found, methods, ranks).to_markdown(tight=True),
+            " ".join(findings(found, {short[method]: places for method, places in ranks.items()}, taus, alone)),
+            _means(found, methods, ranks, short).to_markdown(tight=True),
             "Rank and final accuracy in percent, mean over seeds.",
-            _terms(results.runs),
             "### Kendall's τ between protocols",
             _agreements(found, taus, alone).to_markdown(tight=True),
             "1 is the same ranking, 0 none in common, −1 the reverse: the mean of one τ per seed, ± the half-width of its 95 % "
             "Student-t interval from three seeds on, over the methods that both protocols have. On the diagonal stands τ between "
             "the seeds of one protocol: what remains of a ranking when nothing but the seed changes.",
+            _terms(results.runs),
         ]
     )
     data = {
@@ -151,7 +169,54 @@ def sections(results: Results) -> list[Section]:
         "tau": [{"protocols": list(pair), **summary._asdict()} for pair, summary in taus.items()],
         "between_seeds": alone,
     }
-    return [Section("rankings", text, data)]
+    return [Section("rankings", text, data, leads=True)]
+
+
+def findings(
+    found: Sequence[Protocol],
+    ranks: Mapping[str, Sequence[float]],
+    taus: Mapping[tuple[str, str], Summary],
+    alone: Mapping[str, float],
+) -> list[str]:
+    """Say how far rankings of two protocols agree, beside those of two seeds, which methods lead, and which move far."""
+    usual, told = found[0].name, []
+    known = {pair: tau.mean for pair, tau in taus.items() if not math.isnan(tau.mean)}
+    chance = [tau for tau in alone.values() if not math.isnan(tau)]
+    if beside := [f"{number(tau, 2)} ({other})" for (one, other), tau in known.items() if one == usual]:
+        told.append(f"Kendall's τ with the ranking under {usual}: {', '.join(beside)}.")
+    both = {pair: tau for pair, tau in known.items() if not any(math.isnan(alone[name]) for name in pair)}
+    if chance:
+        told.append(f"Between two seeds of one protocol τ is {_from_to(chance)}.")
+    if both:
+        lower = sum(tau < min(alone[one], alone[other]) for (one, other), tau in both.items())
+        told.append(f"For {lower} of {len(both)} pairs of protocols it is lower than between the seeds of either.")
+    first: dict[str, list[str]] = {}
+    for place, protocol in enumerate(found):
+        for method in (method for method, places in ranks.items() if places[place] == 1):
+            first.setdefault(method, []).append(protocol.name)
+    told.append(f"First is {'; '.join(f'`{method}` under {_listed(names, len(found))}' for method, names in first.items())}.")
+    moves = []
+    for method, places in ranks.items():
+        moved = [(abs(rank - places[0]), place) for place, rank in enumerate(places) if not math.isnan(rank - places[0])]
+        distance, place = max(moved, key=lambda move: move[0], default=(0, 0))
+        if distance >= FAR:
+            moves.append((distance, f"`{method}` from {places[0]:.0f} to {places[place]:.0f} ({found[place].name})"))
+    moves.sort(key=lambda move: -move[0])
+    if moves:
+        moved_far = ", ".join(text for _, text in moves)
+        told.append(f"Against {usual}, these move by {FAR} ranks or more, each where it moves most: {moved_far}.")
+    elif len(found) > 1:
+        told.append(f"Against {usual}, no method moves by {FAR} ranks or more.")
+    return told
+
+
+def _from_to(values: Sequence[float]) -> str:
+    low, high = number(min(values), 2), number(max(values), 2)
+    return low if low == high else f"{low} to {high}"
+
+
+def _listed(names: Sequence[str], among: int) -> str:
+    return "every protocol" if len(names) == among > 1 else ", ".join(names)
 
 
 def _terms(runs: Sequence[Run]) -> str:
@@ -159,13 +224,13 @@ def _terms(runs: Sequence[Run]) -> str:
     return "\n".join(f"- {name}: {terms(group_runs(members))}" for name, members in by_protocol(runs).items())
 
 
-def _means(found: Sequence[Protocol], methods: Sequence[str], ranks: dict[str, list[float]]) -> Table:
+def _means(found: Sequence[Protocol], methods: Sequence[str], ranks: dict[str, list[float]], short: Mapping[str, str]) -> Table:
     def cell(method: str, place: int) -> Entry:
         known = method in found[place].values
         return f"{ranks[method][place]:.0f} ({found[place].mean(method):.1f})" if known else number(math.nan, 0)
 
     rows: list[list[Entry]] = [
-        [Cell(method, code=True), *(cell(method, place) for place in range(len(found)))]
+        [Cell(short[method], code=True), *(cell(method, place) for place in range(len(found)))]
         for method in sorted(methods, key=lambda method: (math.isnan(ranks[method][0]), ranks[method][0]))
     ]
     return Table(["method", *(protocol.name for protocol in found)], "l" + "r" * len(found), rows)

@@ -18,13 +18,15 @@ from gracecl.lab.report import Run
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a study's page below its table."""
+    """A section of a study's page."""
 
     key: str
     """of `data` in the study's JSON"""
     text: str
-    """for the study's page, below the table"""
+    """for the study's page"""
     data: Any
+    leads: bool = False
+    """whether it stands above the study's table, as the answer to its question, and not below"""
 
 
 @dataclass(frozen=True)
