@@ -23,7 +23,8 @@ from gracecl.functional.sums import Sums
 
 FEATURES = Path("cifar100.feat")
 POWERS = np.arange(-5, 1.5, 0.5)
-HEADS = ("images", "classes", "map", "class means", "SLDA, ε 1e-4", "LDA, OAS", "ridge, evidence", "best λ", "10^j chosen", "best 10^j")
+RULES = ("class means", "SLDA, ε 1e-4", "LDA, OAS", "ridge, evidence", "best λ", "10^j chosen", "best 10^j")
+HEADS = ("images", "classes", "map", *RULES)
 CHUNK = 1000
 
 
