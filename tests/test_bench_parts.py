@@ -101,9 +101,10 @@ def test_closed_rows() -> None:
 def test_shrinkage_compares_rules_of_the_same_sums() -> None:
     lines = shrinkage.text(quick=True).splitlines()
     header, _, *rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
-    assert [row[:2] for row in rows] == [["100", "none"], ["400", "none"], ["100", "relu 100"], ["400", "relu 100"]]
+    settings = [["100", "10"], ["400", "10"], ["50", "5"]]
+    assert [row[:3] for row in rows] == [[*setting, of] for of in ("none", "relu 100") for setting in settings]
     for row in rows:
-        found = dict(zip(header[2:], map(float, row[2:]), strict=True))
+        found = dict(zip(header[3:], map(float, row[3:]), strict=True))
         assert 80 < found["LDA, OAS"] <= 100
         assert found["best λ"] >= found["ridge, evidence"] - 0.5, "the evidence's λ is in the grid, but for rounding"
 

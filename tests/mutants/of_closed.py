@@ -211,9 +211,9 @@ CLOSED = [
         within("FeCAM.powered", ("z.clamp(min=0) ** self.beta", "z")),
         within(
             "FeCAM.covariances",
-            ("(counts - 1).clamp(min=1)", "counts"),
-            ("(counts * own + self.few * shared[:, None]) / (counts + self.few)", "own"),
-            ("torch.where(counts > 1, mixed, shared[:, None])", "mixed"),
+            ("(count - 1).clamp(min=1)", "count"),
+            ("(count * own + self.few * shared) / (count + self.few)", "own"),
+            ("torch.where(count > 1, mixed, shared)", "mixed"),
         ),
         within("FeCAM.distances", ("range(self.rounds)", "range(1)"), ("F.normalize(variances, dim=-1)", "variances")),
         within(

@@ -18,6 +18,7 @@ classes (the program's is the total one of each task's augmented images); double
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -83,36 +84,38 @@ class FeCAM(ClosedForm):
         if isinstance(other, FeCAM):
             self.plain.merge(other.plain, numbers)
 
-    def covariances(self) -> Tensor:
-        """`[L, K, D, D]` of the classes met, before they are shrunk; of `common`, K is 1."""
+    def covariances(self) -> Iterator[Tensor]:
+        """`[L, D, D]` of each class met, before it is shrunk; one at a time, as all take as much room as the sums."""
         shared = self.sums.within / self.sums.images
         if self.sums.scatter.ndim == 3:
-            return shared[:, None]
-        counts = self.sums.counts[self.sums.met][:, None, None]
-        own = self.sums.scatter[:, self.sums.met] / (counts - 1).clamp(min=1)
-        mixed = (counts * own + self.few * shared[:, None]) / (counts + self.few)
-        return torch.where(counts > 1, mixed, shared[:, None])
+            yield shared
+            return
+        for label in self.sums.met:
+            count = self.sums.counts[label]
+            own = self.sums.scatter[:, label] / (count - 1).clamp(min=1)
+            mixed = (count * own + self.few * shared) / (count + self.few)
+            yield torch.where(count > 1, mixed, shared)
 
-    def distances(self) -> Tensor:
-        """`[L, K, D, D]`: the matrices whose inverses measure distances."""
-        matrix = self.covariances()
-        for _ in range(self.rounds):
-            matrix = forms.raised(matrix, self.on_diagonal, self.off_diagonal)
-        if self.covariance == "diagonal":
-            variances = matrix.diagonal(dim1=-2, dim2=-1)
-            return torch.diag_embed(F.normalize(variances, dim=-1))
-        return forms.correlation(matrix) if self.correlate else matrix
+    def distances(self) -> Iterator[Tensor]:
+        """`[L, D, D]` of each: the matrix whose inverse measures distances."""
+        for matrix in self.covariances():
+            for _ in range(self.rounds):
+                matrix = forms.raised(matrix, self.on_diagonal, self.off_diagonal)
+            if self.covariance == "diagonal":
+                variances = matrix.diagonal(dim1=-2, dim2=-1)
+                yield torch.diag_embed(F.normalize(variances, dim=-1))
+            else:
+                yield forms.correlation(matrix) if self.correlate else matrix
 
     def before_eval(self, net: TappedNet, memories: Memories, progress: Progress) -> None:
         met, means = self.sums.met, self.powered(self.plain.means[:, self.sums.met])
         self.means = means if self.unit else F.normalize(means, dim=-1)
-        if self.covariance == "none":
-            factor = torch.eye(net.width, dtype=means.dtype, device=means.device).expand(net.layers, 1, -1, -1)
-        else:
-            matrices = self.distances()
-            factor = forms.factored(matrices.flatten(0, 1)).view_as(matrices)
-        identity = torch.eye(net.width, dtype=means.dtype, device=means.device)
-        self.whitening = torch.linalg.solve_triangular(factor, identity, upper=False)  # [L, K or 1, D, D]
+        identity = torch.eye(net.width, dtype=means.dtype, device=means.device).expand(net.layers, -1, -1)
+        matrices = iter([identity]) if self.covariance == "none" else self.distances()
+        own = len(met) if self.sums.scatter.ndim == 4 else 1
+        self.whitening = means.new_empty(net.layers, own, net.width, net.width)
+        for number, matrix in enumerate(matrices):
+            self.whitening[:, number] = torch.linalg.solve_triangular(forms.factored(matrix), identity, upper=False)
         self.columns = met
 
     def rules(self, out: Taps) -> dict[str, Tensor]:
