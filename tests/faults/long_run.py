@@ -1,7 +1,7 @@
 """A run of 200,000 steps: time of a step, memory and file sizes at its end against its start.
 
-`python tests/faults/long_run.py` prints the table; `--steps N` takes another number, of at least 10,000. Times are of the processor,
-as the machine may be busy.
+`python tests/faults/long_run.py` prints the table; `--steps N` takes another number, of 10,000 or more. Times are of the
+processor, as the machine may be busy.
 """
 
 from __future__ import annotations
