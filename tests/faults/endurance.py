@@ -111,6 +111,8 @@ def main() -> None:
                     run = file.parent.relative_to(alone)
                     same = results(out / run) == results(alone / run)
                     compared["identical" if same else "different"] += 1
+                minutes = (time.monotonic() - began) / 60
+                sys.stderr.write(f"{minutes:.1f} minutes, round {rounds}: {dict(kills)}, {dict(compared)}\n")
         minutes = (time.monotonic() - began) / 60
     lines = [
         f"{minutes:.1f} minutes, seed {given.seed}: {CONFIG.method} on {CONFIG.stream}, {CONFIG.net}, {CONFIG.steps} steps, "
