@@ -36,10 +36,14 @@ class Nodes:
     def add_head(self) -> None:
         self.cluster.add_node(num_cpus=0, include_dashboard=False, object_store_memory=BYTES, _system_config=SETTINGS)
 
-    def add(self, name: str, cpus: int = 1, environment: dict[str, str] | None = None, **resources: float) -> None:
-        """Start a node, whose name its runs find in $NODE."""
+    def add(self, name: str, cpus: int = 1, gpus: int = 0, environment: dict[str, str] | None = None, **resources: float) -> None:
+        """Start a node, whose name its runs find in $NODE; its GPUs are numbers that Ray counts."""
         self.nodes[name] = self.cluster.add_node(
-            num_cpus=cpus, object_store_memory=BYTES, resources=resources, env_vars={"NODE": name, **(environment or {})}
+            num_cpus=cpus,
+            num_gpus=gpus,
+            object_store_memory=BYTES,
+            resources=resources,
+            env_vars={"NODE": name, **(environment or {})},
         )
 
     def holds(self, process: int) -> bool:
