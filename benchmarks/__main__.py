@@ -35,7 +35,8 @@ def measure(
     """Measure what gracecl costs, as ratios: ours against a yardstick, in turns, median and quartiles.
 
     PART is one of steps, passes, memory, runs, startup, roofline, methods, avalanche (these by default, the last if it is
-    installed), inference, shards, processes, closed, serving, tabular, choices, authors, cluster, profile, cost, gpus, shrinkage.
+    installed), inference, shards, processes, closed, serving, tabular, choices, authors, cluster, pages, profile, cost, gpus,
+    shrinkage.
     On a busy machine the spread widens; the whole takes about 45 minutes on two cores.
 
     Args:

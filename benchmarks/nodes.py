@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -35,11 +36,20 @@ class Nodes:
     def add_head(self) -> None:
         self.cluster.add_node(num_cpus=0, include_dashboard=False, object_store_memory=BYTES, _system_config=SETTINGS)
 
-    def add(self, name: str, cpus: int = 1, environment: dict[str, str] | None = None, **resources: float) -> None:
-        """Start a node, whose name its runs find in $NODE."""
+    def add(self, name: str, cpus: int = 1, gpus: int = 0, environment: dict[str, str] | None = None, **resources: float) -> None:
+        """Start a node, whose name its runs find in $NODE; its GPUs are numbers that Ray counts."""
         self.nodes[name] = self.cluster.add_node(
-            num_cpus=cpus, object_store_memory=BYTES, resources=resources, env_vars={"NODE": name, **(environment or {})}
+            num_cpus=cpus,
+            num_gpus=gpus,
+            object_store_memory=BYTES,
+            resources=resources,
+            env_vars={"NODE": name, **(environment or {})},
         )
+
+    def holds(self, process: int) -> bool:
+        """Return whether a node of this cluster, and not of another on this machine, started a process."""
+        parent = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+        return any(raylet.process.pid == parent for node in self.nodes.values() for raylet in node.all_processes["raylet"])
 
     def kill(self, name: str) -> None:
         """End a node as a power cut does."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import avalanche, closed, cluster, gpus, memory, serving, shrinkage, startup, tabular
+from benchmarks import avalanche, closed, gpus, memory, pages, serving, shrinkage, startup, tabular
 from benchmarks.measure import Row
 from gracecl.errors import UserError
 
@@ -144,6 +144,6 @@ def test_the_longest_runs_begin_first_on_several_devices() -> None:
 @pytest.mark.slow
 def test_rows_of_a_page_of_many_runs() -> None:
     """Each seed of the copies is a run of its own in the report."""
-    rows = list(cluster.many_runs_on_a_page(quick=True))
+    rows = list(pages.rows(quick=True))
     check_rows(rows)
     assert rows[0].name == "report of 50 runs"

@@ -41,9 +41,10 @@ SECONDS_FOR_THE_SIGNAL = 3.0
 def cluster(notes: Path) -> Iterator[Nodes]:
     pytest.importorskip("ray", reason="ray is not installed: pip install 'gracecl[ray]'")
     with nodes("first", "second") as made:
+        address = made.address
         yield made
     cmdlines = Path("/proc").glob
-    wait_until(lambda: not any(of_cluster(file, made.address) for file in cmdlines("[0-9]*/cmdline")), "its processes are gone")
+    wait_until(lambda: not any(of_cluster(file, address) for file in cmdlines("[0-9]*/cmdline")), "its processes are gone")
 
 
 def of_cluster(cmdline: Path, address: str) -> bool:
@@ -118,10 +119,12 @@ def test_a_command_that_is_killed_is_given_again(
     assert 0 <= len(steps_noted(notes)) - 2 * STEPS <= 2 * EVERY
 
 
-def test_ctrl_c_saves_every_run(
-    cluster: Nodes, on_ray: Cluster, plugin: Path, in_turn: Path, slowly: Path, hold: Path, tmp_path: Path
-) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background would ignore it
+def test_ctrl_c_saves_every_run(cluster: Nodes, plugin: Path, in_turn: Path, slowly: Path, hold: Path, tmp_path: Path) -> None:
+    """Also on a node that was started in the background, whose processes ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    cluster.add("deaf", cpus=2, ignores=2)
+    signal.signal(signal.SIGINT, before)
+    there = Cluster("ray", cluster.address, resources=("ignores=1",))
 
     def interrupt() -> None:
         wait_until(lambda: len(late(slowly)) == 2, "both runs are at their steps")
@@ -130,9 +133,10 @@ def test_ctrl_c_saves_every_run(
         hold.unlink()
 
     with meanwhile(interrupt), pytest.raises(Interrupted, match="runs begun: 2, not begun: 0"):
-        run_all(works(plugin, tmp_path), None, 1, on_ray)
+        run_all(works(plugin, tmp_path), None, 1, there)
     (slowly / "slowly").unlink()
-    assert [outcome.status for outcome in run_all(works(plugin, tmp_path), None, 1, on_ray)] == ["finished"] * 2
+    assert [outcome.status for outcome in run_all(works(plugin, tmp_path), None, 1, there)] == ["finished"] * 2
+    cluster.kill("deaf")
     assert_same_runs(tmp_path, in_turn)
     assert len(steps_noted(slowly)) == 2 * STEPS, "no step is made twice"
 
@@ -152,6 +156,40 @@ def test_a_failure_of_the_users_own_is_reported_once(
     assert said.count("there is no such thing; take another") == said.count("KeyError: 'no such row'") == 1
     assert "a plugin that prints" in said
     assert "it continues" not in said
+
+
+def test_runs_share_a_gpu(cluster: Nodes, plugin: Path, hold: Path, tmp_path: Path) -> None:
+    """Each asks for half of the one GPU that Ray counts, so that both are at work at once, on its node."""
+    notes = hold.parent
+    cluster.add("gpu", cpus=3, gpus=1)
+
+    def wait_for_both() -> None:
+        wait_until(lambda: len(late(notes)) == 2, "both runs are at their steps")
+        hold.unlink()
+
+    with meanwhile(wait_for_both):
+        outcomes = run_all(works(plugin, tmp_path), None, 1, Cluster("ray", cluster.address, gpus=0.5))
+    cluster.kill("gpu")
+    assert [outcome.status for outcome in outcomes] == ["finished"] * 2
+    assert set(nodes_noted(notes).values()) == {"gpu"}
+
+
+def test_nodes_get_the_code_of_the_command(cluster: Nodes) -> None:
+    """Not what is installed on them."""
+    import ray
+
+    import gracecl as library
+    from gracecl.lab.runs.on_ray import connect
+
+    def look() -> tuple[str, str]:
+        import gracecl
+
+        return gracecl.__file__, gracecl.__version__
+
+    connect(cluster.address)
+    place, version = ray.get(ray.remote(look).remote())
+    assert "runtime_resources" in Path(place).parts
+    assert version == library.__version__
 
 
 def test_what_no_node_has_is_named(cluster: Nodes, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

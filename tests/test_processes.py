@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,7 +184,7 @@ OPTIONS = [text for name, value in SETTINGS.items() for text in (f"--{name.repla
 def test_a_process_that_dies_leaves_a_run_that_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One sentence says so; one process continues what two began, and two what one began, with the record of one alone."""
+    """One sentence says so; one process continues what two began, two and four what one began, with the record of one alone."""
     plugin, deadly = tmp_path / "mortal.py", tmp_path / "deadly"
     plugin.write_text(MORTAL)
     deadly.touch()
@@ -202,10 +203,12 @@ def test_a_process_that_dies_leaves_a_run_that_goes_on(
     one = Work.new(config, tmp_path / "one", plugins=(str(plugin),))
     with pytest.raises(Interrupted):
         one.run(StopAfter(7), threads=1)
-    said = gracecl("resume", tmp_path / "one", "--nproc", "2")
-    assert said.code == 0, said.err
-    assert '"processes": 2' in (one.folder / "config.json").read_text()
-    for folder in (two, one.folder):
+    shutil.copytree(tmp_path / "one", tmp_path / "four")
+    for count, out in ((2, tmp_path / "one"), (4, tmp_path / "four")):
+        said = gracecl("resume", out, "--nproc", str(count))
+        assert said.code == 0, said.err
+        assert f'"processes": {count}' in (only_run(out) / "config.json").read_text()
+    for folder in (two, one.folder, only_run(tmp_path / "four")):
         assert same_record(records(folder), records(whole))
 
 

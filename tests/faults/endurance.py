@@ -50,13 +50,14 @@ def execute(out: Path, where: Cluster) -> Counter[str]:
     return Counter(outcome.status for outcome in run_all(works, 2, 1, where))
 
 
-def workers() -> list[int]:
-    """Return the processes that execute runs now."""
+def workers(cluster: Nodes) -> list[int]:
+    """Return the processes of a cluster that execute runs now."""
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
+        process = int(file.parent.name)
         with contextlib.suppress(OSError):
-            if file.read_bytes().startswith(TASK):
-                found.append(int(file.parent.name))
+            if file.read_bytes().startswith(TASK) and cluster.holds(process):
+                found.append(process)
     return sorted(found)
 
 
@@ -75,7 +76,7 @@ def killing(cluster: Nodes, draw: random.Random, kills: Counter[str]) -> Iterato
                     Exception
                 ):  # Ray gives a node 30 s to start, which a busy machine may not manage; then later
                     cluster.add(f"node {NODES + kills['nodes']}")
-            elif found := workers():
+            elif found := workers(cluster):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(draw.choice(found), signal.SIGKILL)
                     kills["workers"] += 1
@@ -110,6 +111,8 @@ def main() -> None:
                     run = file.parent.relative_to(alone)
                     same = results(out / run) == results(alone / run)
                     compared["identical" if same else "different"] += 1
+                minutes = (time.monotonic() - began) / 60
+                sys.stderr.write(f"{minutes:.1f} minutes, round {rounds}: {dict(kills)}, {dict(compared)}\n")
         minutes = (time.monotonic() - began) / 60
     lines = [
         f"{minutes:.1f} minutes, seed {given.seed}: {CONFIG.method} on {CONFIG.stream}, {CONFIG.net}, {CONFIG.steps} steps, "

@@ -1,7 +1,7 @@
 """A run of 200,000 steps: time of a step, memory and file sizes at its end against its start.
 
-`python tests/faults/long_run.py` prints the table; `--steps N` takes another number. Times are of the processor, as the machine
-may be busy.
+`python tests/faults/long_run.py` prints the table; `--steps N` takes another number, of 10,000 or more. Times are of the
+processor, as the machine may be busy.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from gracecl.lab.runs.watch import Watch
 
 STEPS = 200_000
 ROWS = 10
+FEWEST_STEPS = 2 * ROWS * RunConfig.checkpoint_every
+"""so that every row has a checkpoint"""
 IMAGES_PER_TASK = 1250
 
 
@@ -98,6 +100,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=STEPS)
     steps = parser.parse_args().steps
+    if steps < FEWEST_STEPS:
+        parser.error(f"--steps must be at least {FEWEST_STEPS}, not {steps}")
     launch.keep_freed_memory()
     with tempfile.TemporaryDirectory() as place:
         tasks = -(-steps // IMAGES_PER_TASK)

@@ -11,6 +11,7 @@ import contextlib
 import io
 import logging
 import os
+import signal
 import socket
 import threading
 from collections import deque
@@ -229,6 +230,7 @@ def start_mailbox() -> Any:
 
 def execute_and_tell(work: Work, address: str, threads: int, mailbox: Any) -> Ended:
     """Execute a run on a node and tell the command what it prints and how far it is: the task of Ray."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ray cancels by it, and a node started in the background ignores it
     lines = Lines(lambda line: mailbox.say.remote(f"{work.config.title}: {line}"))
     with contextlib.redirect_stdout(lines), contextlib.redirect_stderr(lines):
         try:
