@@ -222,7 +222,7 @@ def table() -> str:
         )
         for line in lines
     ]
-    notes = [f"also understood: {also_understood()}", ON_AUTO]
+    notes = [f"also understood: {also_understood()}", on_auto()]
     return "\n".join([*rows, "", LEGEND, *(line for note in notes for line in textwrap.wrap(note, 80))])
 
 
@@ -234,7 +234,12 @@ def also_understood(quote: str = "") -> str:
     return "; ".join(f"{', '.join(listed)} for {quote}{name}{quote}" for name, listed in others.items())
 
 
-ON_AUTO = f"auto is {AUTO_ON_FEATURES} on a pretrained or frozen net, {AUTO_FROM_SCRATCH} on a new one"
+def on_auto(quote: str = "") -> str:
+    """Say what the method `auto` stands for."""
+    frozen, new = (f"{quote}{meant}{quote}" for meant in (AUTO_ON_FEATURES, AUTO_FROM_SCRATCH))
+    return f"{quote}auto{quote} is {frozen} on a pretrained or frozen net, {new} on a new one"
+
+
 LEGEND = """\
 marks   needs task marks; acts every so many steps without them; has an own way
         without; or – does not use any. --boundaries guesses them for all
@@ -260,7 +265,7 @@ def markdown() -> str:
     header = (
         "| method | year | family | what it does | inside `grace(...)` | without task marks | keeps | images per step | paper |"
     )
-    names = f"Also understood: {also_understood('`')}. A run is recorded under the method's name here.\n\n{ON_AUTO}.\n"
+    names = f"Also understood: {also_understood('`')}. A run is recorded under the method's name here.\n\n{on_auto('`')}.\n"
     return "\n".join([PAGE, names, header, "|---|---|---|---|---|---|---|---:|---:|", *rows, ""])
 
 
