@@ -35,8 +35,11 @@ def line(app: Sphinx, name: str) -> str:
     """Return a page's link and the first sentence of its text, tables left out."""
     paragraphs = app.env.get_doctree(name).findall(lambda node: isinstance(node, nodes.paragraph) and not in_table(node))
     text = " ".join(next((paragraph.astext() for paragraph in paragraphs), "").split())
-    sentence = re.split(r"(?<!al\.)(?<=[^.]{2}\.)\s", text)[0]
-    return f"- [{app.env.titles[name].astext()}]({name}.html): {sentence}"
+    return f"- [{app.env.titles[name].astext()}]({name}.html): {first_sentence(text)}"
+
+
+def first_sentence(text: str) -> str:
+    return re.split(r"(?<!al\.)(?<=[^.]{2}\.)\s", text)[0]
 
 
 def in_table(node: nodes.Node) -> bool:

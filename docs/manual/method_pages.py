@@ -298,7 +298,7 @@ def breakable(code: str) -> str:
     """Return a long expression as code that a table may break behind its parentheses and commas."""
     if len(code) < 28:
         return code
-    broken = re.sub(r"(\(|, ?)", r"\1<wbr>", html.escape(code.strip("`"), quote=False))
+    broken = re.sub(r"(\((?!\))|, ?)", r"\1<wbr>", html.escape(code.strip("`"), quote=False))
     return f'<code class="docutils literal notranslate long">{broken}</code>'
 
 
