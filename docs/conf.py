@@ -16,6 +16,7 @@ author = "The gracecl authors"
 copyright = author
 version = release = __version__
 language = "en"
+smartquotes = False  # options and code stand in sentences, and "--taps" must stay what one types
 
 root_doc = "docs/index"
 include_patterns = [

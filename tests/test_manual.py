@@ -39,6 +39,25 @@ def test_every_page_is_in_the_table_of_contents() -> None:
     assert {str(page.relative_to(ROOT)) for page in pages - listed} == {"docs/index"}
 
 
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings in links, and those that it declares."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    titles = [re.sub(r"\]\([^)]*\)|[`*\[\]]", "", title) for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)]
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def test_links_lead_to_headings_that_exist() -> None:
+    """Also those of the README, which the build does not read."""
+    dead = set()
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        for file, anchor in re.findall(r"\]\((?!\w+:)([^()\s#]*)#([^()\s]+)\)", text):
+            to = (page.parent / file).resolve() if file else page
+            if to not in WRITTEN and anchor not in anchors(to):
+                dead.add(f"{page.relative_to(ROOT)}: {file}#{anchor}")
+    assert dead == set()
+
+
 def test_names_that_pages_import_are_public() -> None:
     """What a page shows is promised: the API lists it."""
     listed = set(re.findall(r"[\w.]+", (ROOT / "docs/reference/api.md").read_text(encoding="utf-8")))
@@ -125,6 +144,27 @@ def test_a_method_s_page_has_its_options_and_numbers(method_pages: Any) -> None:
     assert "θ_v <- θ - virtual_lr · ∇CE(B_n; θ)" in page
 
 
+def test_long_commands_and_expressions_may_break(method_pages: Any) -> None:
+    command = (
+        "gracecl run 'er()' --stream \"split-cifar100(tasks=5, classes='0-19', size=16, batch=20)\" --memory 200 "
+        + 9 * "--abc 'd e' "
+    )
+    broken = method_pages.over_lines(command.strip())
+    assert shlex.split(broken.replace("\\\n", "")) == shlex.split(command)
+    assert len(broken.splitlines()) == 4
+    assert max(map(len, broken.splitlines())) < 100
+    assert method_pages.breakable("`er()`") == "`er()`"
+    assert "best(<wbr>mkd(<wbr>er(), <wbr>layers='all'" in method_pages.breakable("`best(mkd(er(), layers='all', strength=2.0))`")
+
+
+def test_a_page_is_told_of_by_its_first_sentence(manual_on_path: None) -> None:
+    pytest.importorskip("sphinx")
+    from manual.llms import first_sentence  # type: ignore[import-not-found]
+
+    assert first_sentence("ER-ACE: of Caccia et al. 2022. More.") == "ER-ACE: of Caccia et al. 2022."
+    assert first_sentence("It has no end") == "It has no end"
+
+
 def test_additions_and_settings_are_told_apart(method_pages: Any) -> None:
     assert [line["method"] for line in method_pages.measured("mini", "er")] == ["er()"]
     assert [line["method"] for line in method_pages.measured("mini", "ewc")] == ["er() + ewc()"]
@@ -134,7 +174,7 @@ def test_additions_and_settings_are_told_apart(method_pages: Any) -> None:
         if "EfficientNet-Lite0, 10 tasks, memory 2,000 | `closed()`" in line and "CIFAR" in line and "×" not in line
     ]
     assert "63.5" in row
-    assert "| classes 40–59 of CIFAR-100, 5 tasks, 16 pixels a side, memory 200 | `best()` | 39.0 ± 1.3" in method_pages.page(
+    assert ": classes 40–59 of CIFAR-100, 5 tasks, 16 pixels a side, memory 200 | `best()` | 39.0 ± 1.3" in method_pages.page(
         "best"
     )
     assert "It is not from a paper. From MOSE" in method_pages.page("best")
@@ -155,7 +195,7 @@ def test_strong_and_weak_are_what_paired_seeds_say(method_pages: Any) -> None:
     [row] = [
         line for line in verdict.splitlines() if "classes 40–59" in line and "`grace()` | `mose()`" in line and "16 pix" in line
     ]
-    assert "−0.2 (−0.9 to +0.4)" in row, "as in docs/verdict.md"
+    assert "−0.2<br>(−0.9 to +0.4)" in row, "as in docs/verdict.md"
     assert verdict.startswith("No difference can be told")
 
 

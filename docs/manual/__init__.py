@@ -6,10 +6,11 @@ from typing import Any
 
 
 def setup(app: Any) -> dict[str, Any]:
-    from manual import command_page, examples, llms, method_pages  # here, so that pages can be made without Sphinx
+    from manual import command_page, examples, llms, method_pages, pages  # here, so that pages can be made without Sphinx
 
     app.connect("builder-inited", lambda _: method_pages.write())
     app.connect("builder-inited", lambda _: command_page.write())
     app.connect("autodoc-process-docstring", examples.name_them)
+    app.connect("doctree-read", pages.set_dashes)
     app.connect("build-finished", llms.write)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

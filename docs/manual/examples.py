@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -30,7 +31,8 @@ def using(name: str) -> Iterator[Path]:
 
 def name_them(app: Any, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     """Add the links to a docstring, when Sphinx asks for it; modules, classes and functions have them, not their members."""
-    if what in ("class", "function", "exception") and (found := [*using(name)]):
+    of_class = what != "class" or lines[:1] == (inspect.getdoc(obj) or "").splitlines()[:1]  # and not of its __init__
+    if what in ("class", "function", "exception") and of_class and (found := [*using(name)]):
         links = [
             f":doc:`/{path.with_suffix('')}`" if path.suffix == ".md" else f":download:`{path.name} </{path}>`" for path in found
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import html
 import importlib
 import inspect
 import json
@@ -142,8 +143,10 @@ def sections(text: str) -> tuple[str, str, str, str]:
 
 
 def markdown(text: str) -> str:
-    """Escape what Markdown would take for its own in the prose of a docstring."""
-    return re.sub(r"(?<![`\w])([*<])", r"\\\1", text)
+    """Escape what Markdown would take for its own in the prose of a docstring, and link the pages and methods that it names."""
+    text = re.sub(r"(?<![`\w])([*<])", r"\\\1", text)
+    text = re.sub(r"\bdocs/(\w+)\.md\b", r"[\1](../\1.md)", text)
+    return re.sub(r"\b(\w+)\.py\b", lambda found: f"[`{found[1]}`]({found[1]}.md)" if found[1] in FACTS else found[0], text)
 
 
 def use(name: str, facts: Facts) -> str:
@@ -264,9 +267,8 @@ def measurements(name: str) -> str:
         for line in measured(study, name):
             rows.append(
                 [
-                    f"[{study}](../../results/{study}/{study_file(study).stem}.md)",
-                    setting(study, line),
-                    row_of(name, line),
+                    where(study, line),
+                    breakable(row_of(name, line)),
                     with_spread(line, "acc"),
                     interval_of_mean(line),
                     with_spread(line, "forgetting"),
@@ -276,8 +278,8 @@ def measurements(name: str) -> str:
             )
     if not rows:
         return "No committed result has it."
-    heads = ["study", "setting", "row", "acc ↑", "95 % interval", "forgetting ↓", "predicts by", "seeds"]
-    parts = [table(heads, rows, right=(3, 4, 5, 7)), HOW_TO_READ, again(name)]
+    heads = ["where", "row", "acc ↑", "95 % interval", "forgetting ↓", "predicts by", "seeds"]
+    parts = [table(heads, rows, right=(2, 3, 4, 6)), HOW_TO_READ, again(name)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -285,6 +287,19 @@ HOW_TO_READ = (
     "Percent, mean ± sample standard deviation over seeds, and the 95 % interval of the mean where there are three seeds or more. "
     "Each study's page says what else is fixed. [Results](../../results/README.md) says what the numbers can and cannot show."
 )
+
+
+def where(study: str, line: dict[str, Any]) -> str:
+    """Return a link to a study's page and the setting of a line."""
+    return f"[{study}](../../results/{study}/{study_file(study).stem}.md): {setting(study, line)}"
+
+
+def breakable(code: str) -> str:
+    """Return a long expression as code that a table may break behind its parentheses and commas."""
+    if len(code) < 28:
+        return code
+    broken = re.sub(r"(\((?!\))|, ?)", r"\1<wbr>", html.escape(code.strip("`"), quote=False))
+    return f'<code class="docutils literal notranslate long">{broken}</code>'
 
 
 def setting_of(study: str, line: dict[str, Any]) -> tuple[str, str, int]:
@@ -358,15 +373,14 @@ def strong_and_weak(name: str) -> str:
                 continue
             accuracy, forgetting = (difference(study, line, other, metric) for metric in ("acc", "forgetting"))
             times = arithmetic(line) / arithmetic(other) if arithmetic(other) else math.nan
-            where = f"[{study}](../../results/{study}/{study_file(study).stem}.md): {setting(study, line)}"
             shown = [
-                row_of(name, line),
-                f"`{other['method']}`",
+                breakable(row_of(name, line)),
+                breakable(f"`{other['method']}`"),
                 in_points(accuracy),
                 in_points(forgetting),
                 f"× {times:.1f}" if times > 0 else "–",
             ]
-            rows.append([where, *shown])
+            rows.append([where(study, line), *shown])
             if row_of(name, line).startswith(f"`{name}()") or FACTS[name].family in ("add", "wrap"):
                 found.setdefault(other["method"], []).append((accuracy, forgetting, times))
     if not rows:
@@ -431,7 +445,7 @@ def difference(study: str, line: dict[str, Any], other: dict[str, Any], metric: 
 
 
 def in_points(found: Paired | None) -> str:
-    return "–" if found is None else f"{found.mean:+.1f} ({found.low:+.1f} to {found.high:+.1f})".replace("-", "−")
+    return "–" if found is None else f"{found.mean:+.1f}<br>({found.low:+.1f} to {found.high:+.1f})".replace("-", "−")
 
 
 def arithmetic(line: dict[str, Any]) -> float:
@@ -454,11 +468,19 @@ def again(name: str) -> str:
     command = as_typed(["gracecl", "run", line["method"], *option_words(config), "--seeds", "0-2", "--out", "runs/again"])
     return (
         "The row of `mini` again, from nothing (it needs CIFAR-100: `gracecl data get cifar100 --data DIR`):\n\n"
-        f"```sh\n{command}\n```\n\n"
+        f"```sh\n{over_lines(command)}\n```\n\n"
         "Read the column `acc` of the last table that it prints, in the row of the method; the line below "
         f"it names the rule, here `{line['rule']}`. Training took {max(1, round(minutes))} min of a core here. "
         "Numbers equal ours to the digit only with the same PyTorch, processor and threads; else expect them within the spread."
     )
+
+
+def over_lines(command: str) -> str:
+    """Break a command before its options, for a shell to read it as one."""
+    first, *options = re.split(r" (?=--)", command)
+    together = " ".join(option.replace(" ", "\0") for option in options)
+    lines = textwrap.wrap(together, 88, break_long_words=False, break_on_hyphens=False)
+    return " \\\n    ".join([first, *lines]).replace("\0", " ")
 
 
 def in_the_paper(name: str) -> str:

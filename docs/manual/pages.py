@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -24,3 +25,12 @@ def table(heads: list[str], rows: list[list[object]], right: tuple[int, ...] = (
     rule = ["---:" if place in right else "---" for place in range(len(heads))]
     lines = [heads, rule, *rows]
     return "\n".join("| " + " | ".join(map(cell, line)) + " |" for line in lines)
+
+
+def set_dashes(app: Any, tree: Any) -> None:
+    """Draw the dash between a parameter and its sentence, which Sphinx writes as two hyphens; all others are options."""
+    from docutils import nodes  # here, so that pages can be made without Sphinx
+
+    for node in list(tree.findall(nodes.Text)):
+        if node == " -- ":
+            node.parent.replace(node, nodes.Text(" – "))

@@ -157,7 +157,7 @@ class Learner:
 
     @property
     def engine(self) -> Engine:
-        """What learns: net, memories and optimizer at some step."""
+        """Return what learns, at some step, with its net, memories and optimizer."""
         if self._engine is None:
             raise UserError(
                 "this learner is built when its first batch shows what its inputs are; call learn(x, y), or give shape="
@@ -175,7 +175,7 @@ class Learner:
 
     @property
     def classes_(self) -> npt.NDArray[Any]:
-        """The labels, in the order of the columns of `predict_proba`: those declared, or those met in the order they came."""
+        """Return the labels in the order of the columns of `predict_proba`, as declared or as they came."""
         return self.labels.array
 
     def __getstate__(self) -> dict[str, Any]:

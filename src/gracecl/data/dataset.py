@@ -51,7 +51,7 @@ class Data:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """of one example: (channels, height, width) of an image"""
+        """Return the shape of one example, (channels, height, width) of an image."""
         return self.inputs.shape
 
     @property
@@ -70,8 +70,9 @@ class Data:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over shapes, types, labels and values: equal when two sets hold the same examples in the same order, and
-        features are of the same origin.
+        """Return a SHA-256 over shapes, types, labels and values.
+
+        It is equal when two sets hold the same examples in the same order, and features are of the same origin.
         """
         digest = hashlib.sha256((self.origin or "").encode())
         for x, y in ((self.train_x, self.train_y), (self.test_x, self.test_y)):

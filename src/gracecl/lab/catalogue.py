@@ -222,7 +222,7 @@ def table() -> str:
         )
         for line in lines
     ]
-    notes = [f"also understood: {also_understood()}", ON_AUTO]
+    notes = [f"also understood: {also_understood()}", on_auto()]
     return "\n".join([*rows, "", LEGEND, *(line for note in notes for line in textwrap.wrap(note, 80))])
 
 
@@ -234,7 +234,12 @@ def also_understood(quote: str = "") -> str:
     return "; ".join(f"{', '.join(listed)} for {quote}{name}{quote}" for name, listed in others.items())
 
 
-ON_AUTO = f"auto is {AUTO_ON_FEATURES} on a pretrained or frozen net, {AUTO_FROM_SCRATCH} on a new one"
+def on_auto(quote: str = "") -> str:
+    """Say what the method `auto` stands for."""
+    frozen, new = (f"{quote}{meant}{quote}" for meant in (AUTO_ON_FEATURES, AUTO_FROM_SCRATCH))
+    return f"{quote}auto{quote} is {frozen} on a pretrained or frozen net, {new} on a new one"
+
+
 LEGEND = """\
 marks   needs task marks; acts every so many steps without them; has an own way
         without; or – does not use any. --boundaries guesses them for all
@@ -260,7 +265,7 @@ def markdown() -> str:
     header = (
         "| method | year | family | what it does | inside `grace(...)` | without task marks | keeps | images per step | paper |"
     )
-    names = f"Also understood: {also_understood('`')}. A run is recorded under the method's name here.\n\n{ON_AUTO}.\n"
+    names = f"Also understood: {also_understood('`')}. A run is recorded under the method's name here.\n\n{on_auto('`')}.\n"
     return "\n".join([PAGE, names, header, "|---|---|---|---|---|---|---|---:|---:|", *rows, ""])
 
 
@@ -282,10 +287,11 @@ def _listed(rows: list[str]) -> str:
 
 
 PAGE = """\
-# Methods
+# All methods in one table
 
-Written by `gracecl list methods --markdown`; a test compares it with what the methods do. Each is described with its default
-options; wrappers around their default method, additions to `sgd()`.
+This table says what each method needs, keeps and costs; [each has a page](methods/index.md) with more. It is written
+by `gracecl list methods --markdown`, and a test compares it with what the methods do. Methods are described with
+their default options, wrappers around their default method, additions with `sgd()`.
 
 - **family**: bound; replay; select, which chooses what to keep or replay; contrast; teacher, which distils from a copy of the net
   of earlier tasks; frozen, on a net that others trained; add, to a learner: `er() + ewc()`; wrap, around a learner: `ema(er())`.
@@ -296,7 +302,7 @@ options; wrappers around their default method, additions to `sgd()`.
 - **without task marks**: what it does on a stream that has none. *same*: tasks make no difference to it; *refused*: it needs them;
   *every 500 steps*: what it does at a task's end it does at this interval, its option `every` or `refresh_every`; else what it does
   in place of it. `boundaries=` (`--boundaries`) lets every method, also those that need marks, go by a clock, by new labels or by a
-  rise of the error instead: [streams.md](streams.md#without-marks).
+  rise of the error instead: [streams](streams.md#without-marks).
 - **keeps**: what it remembers besides the weights that it trains.
 - **images per step**: through the net, and after a slash those that a gradient is taken of, where they are fewer: with 10 new
   images, in the last of ten tasks of ten classes, with a memory of 1,000. `gdumb` trains on its memory before an evaluation

@@ -183,7 +183,7 @@ class Method:
 
     @property
     def rule(self) -> str:
-        """The headline among the learner's rules: a family, then `_last`, `_mean` or the number of a tap."""
+        """Return the headline among the learner's rules, a family and then `_last`, `_mean` or the number of a tap."""
         return "linear_last"
 
     def eval_net(self, net: TappedNet) -> TappedNet:

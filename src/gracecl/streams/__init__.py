@@ -203,7 +203,7 @@ class Stream:
 
     @cached_property
     def hash(self) -> str:
-        """Identifies what is learned in which order: the data's content, the order, the batches and the marks."""
+        """Return a digest of what is learned in which order, of the data's content, the order, the batches and the marks."""
         if self.made_of is not None:
             return self.made_of
         digest = hashlib.sha256(self.data.fingerprint.encode())

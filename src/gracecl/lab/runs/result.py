@@ -72,7 +72,7 @@ class Result:
 
     @property
     def accuracy(self) -> Array:
-        """a[t, j]: percent right on task j after task t, NaN where it was not evaluated."""
+        """Return a[t, j], the percentage right on task j after task t, NaN where it was not evaluated."""
         return self.record.matrix(self.rule)
 
     @property
