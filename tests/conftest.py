@@ -22,12 +22,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
-def pytest_configure() -> None:
-    """Heed Ctrl-C, which tests press and a job in the background ignores."""
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 @pytest.fixture(autouse=True, scope="session")
 def one_run_at_a_time() -> Iterator[None]:
     """Tests run side by side already; runs in processes of their own would load everything anew. Tests of that say --jobs."""

@@ -35,8 +35,8 @@ def sections(results: Results) -> list[Section]:
     if not figures.against(groups, "acc", "bytes", f"bytes kept, {setting}", results.out / file):
         picture = []
     told = (
-        "Kept is what the learner's file holds at the end: trained weights, optimizer, memory and sums; – where it was not counted. "
-        "a_auc is over evaluations at equal distances; – where a run has those at the ends of tasks alone."
+        "Kept is what the learner's file holds at the end: trained weights, optimizer, memory and sums; – where it was not "
+        "counted. a_auc is over evaluations at equal distances; – where a run has those at the ends of tasks alone."
     )
     return [Section("accuracy_by_bytes", "\n\n".join(["## Accuracy and bytes kept", *picture, *tables, told]), data)]
 
