@@ -10,8 +10,7 @@ from gracecl.lab.report.table import Cell, Entry, Table, number
 from gracecl.lab.studies.results import Results, Section
 from gracecl.registry import renderers
 
-MEASURED = ("acc", "aaa", "a_auc", "forgetting")
-HEADS = ("method", "acc ↑", "aaa ↑", "a_auc ↑", "forgetting ↓", "seconds of training", "MB kept", "seeds")
+HEADS = ("method", "acc ↑", "aaa ↑", "forgetting ↓", "seconds of training", "MB kept", "seeds")
 
 
 @renderers.register("accuracy_by_bytes")
@@ -27,7 +26,7 @@ def sections(results: Results) -> list[Section]:
     tables, data = [], {}
     for setting, groups in by_setting.items():
         found = sorted((of_group(group) for group in groups), key=lambda line: -line["acc"])
-        tables.append(Table(HEADS, "lrrrrrrr", [row(line) for line in found], setting).to_markdown(tight=True))
+        tables.append(Table(HEADS, "lrrrrrr", [row(line) for line in found], setting).to_markdown(tight=True))
         data[setting] = found
     setting, groups = next(iter(by_setting.items()))
     file = f"{results.name}-bytes.png"
@@ -35,19 +34,18 @@ def sections(results: Results) -> list[Section]:
     if not figures.against(groups, "acc", "bytes", f"bytes kept, {setting}", results.out / file):
         picture = []
     told = (
-        "Kept is what the learner's file holds at the end: trained weights, optimizer, memory and sums; – where it was not "
-        "counted. a_auc is over evaluations at equal distances; – where a run has those at the ends of tasks alone."
+        "Kept is what the learner's file holds at the end: trained weights, optimizer, memory and sums; – where it was not counted."
     )
     return [Section("accuracy_by_bytes", "\n\n".join(["## Accuracy and bytes kept", *picture, *tables, told]), data)]
 
 
 def of_group(group: Group) -> dict[str, Any]:
     """Return the means over seeds."""
-    measured = {name: group.summarise(name).mean for name in MEASURED}
+    measured = {name: group.summarise(name).mean for name in ("acc", "aaa", "forgetting")}
     costs = {"seconds": group.cost("seconds"), "megabytes": group.cost("bytes") / 1e6}
     return {"method": group.label} | measured | costs | {"seeds": len(group.runs)}
 
 
 def row(line: dict[str, Any]) -> list[Entry]:
-    measured = (number(line[name], 1) for name in (*MEASURED, "seconds", "megabytes"))
+    measured = (number(line[name], 1) for name in ("acc", "aaa", "forgetting", "seconds", "megabytes"))
     return [Cell(line["method"], code=True), *measured, str(line["seeds"])]
