@@ -38,9 +38,13 @@ def test_equal_terms_are_told_in_a_line() -> None:
     one = [run("er()", seed, {"flops": 2e12, "bytes": 2_000_000}) for seed in (0, 1)]
     two = [run("mir()", seed, {"flops": 4e12, "bytes": 2_000_000}) for seed in (0, 1)]
     assert told(*one, *two) == (
-        "Same stream: yes; same seeds: 0, 1, n = 2; per run 2 TFLOP to 4 TFLOP and 2 MB kept; "
+        "Same stream: yes; same seeds: 0, 1, n = 2; per run er() 2 TFLOP and 2 MB, mir() 4 TFLOP and 2 MB kept; "
         "options as given or published, no search recorded."
     )
+    assert "; per run 2 TFLOP and 2 MB kept; " in told(*one, run("mir()", 0, {"flops": 2e12, "bytes": 2_000_000}))
+    many = [run(f"m{place}()", 0, {"flops": place * 1e9, "bytes": 2_000_000}) for place in range(1, 6)]
+    assert "; per run 1 GFLOP to 5 GFLOP and 2 MB kept; " in told(*many)
+    assert "; per run m1() 1 GFLOP and 2 MB, m2() 2 GFLOP" in told(*many[:4])
     assert told() == ""
 
 

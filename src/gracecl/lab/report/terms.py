@@ -9,6 +9,8 @@ from gracecl.lab.report.groups import Group
 from gracecl.registry.quantity import shown
 
 UNITS = {"flops": "FLOP", "bytes": "B"}
+FEW = 4
+"""methods whose costs stand one by one; of more, the range does"""
 
 
 def terms(groups: Sequence[Group]) -> str:
@@ -16,8 +18,7 @@ def terms(groups: Sequence[Group]) -> str:
     known = [group for group in groups if group.runs]
     if not known:
         return ""
-    costs = [_range(known, name, unit) for name, unit in UNITS.items()]
-    return f"Same stream: {_streams(known)}; {_seeds(known)}; per run {' and '.join(costs)} kept; {_tuning(known)}."
+    return f"Same stream: {_streams(known)}; {_seeds(known)}; per run {_costs(known)} kept; {_tuning(known)}."
 
 
 def _streams(groups: Sequence[Group]) -> str:
@@ -38,6 +39,16 @@ def _seeds(groups: Sequence[Group]) -> str:
         return f"same seeds: {', '.join(map(str, seeds[0]))}, n = {len(seeds[0])}"
     fewest, most = min(map(len, seeds)), max(map(len, seeds))
     return f"same seeds: no, n = {fewest}" + (f" to {most}" if most > fewest else "")
+
+
+def _costs(groups: Sequence[Group]) -> str:
+    """Return FLOPs and bytes of each method where they are few, differ and are all recorded, else the range over the methods."""
+    of_each = {group.label: [group.cost(name) for name in UNITS] for group in groups}
+    recorded = all(math.isfinite(cost) for costs in of_each.values() for cost in costs)
+    if len(groups) > FEW or not recorded or len(set(map(tuple, of_each.values()))) == 1:
+        return " and ".join(_range(groups, name, unit) for name, unit in UNITS.items())
+    told = {label: " and ".join(map(shown, costs, UNITS.values())) for label, costs in of_each.items()}
+    return ", ".join(f"{label} {costs}" for label, costs in told.items())
 
 
 def _range(groups: Sequence[Group], name: str, unit: str) -> str:
