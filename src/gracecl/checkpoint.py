@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from gracecl.errors import UserError
 from gracecl.files import (
     CHECKPOINT_FORMAT,
     Digest,
-    check_format,
+    check_header,
     check_readable,
     chunk_digests,
     entries_of,
@@ -60,8 +59,7 @@ def load(path: Path, remedy: str = "delete it to start this run anew") -> dict[s
             log.warning("%s was written by an earlier version without a digest, and is taken as it is", path)
             tree = header["state"]
         else:
-            for later in filter(None, (re.fullmatch(r"gracecl-(\d+)", name) for name in header)):
-                check_format(int(later[1]), int(CHECKPOINT_FORMAT.partition("-")[2]), path, remedy)
+            check_header(header, CHECKPOINT_FORMAT, path, remedy)
             raise UserError(f"{path} is not a gracecl checkpoint")
         state: dict[str, Any] = unfold(parse_json(tree), lambda kind, name: _as(kind, tensors[name]))
         return state

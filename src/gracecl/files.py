@@ -20,7 +20,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -303,6 +303,14 @@ def check_format(found: Any, known: int, path: Path, remedy: str) -> None:
         raise UserError(
             f"{path} has {which}, and this version of gracecl reads up to {known}: install the version that wrote it, or {remedy}"
         )
+
+
+def check_header(names: Iterable[str], known: str, path: Path, remedy: str) -> None:
+    """Refuse a file whose header has the name of a later format than `known`, such as gracecl-3 for gracecl-2."""
+    kind, _, number = known.rpartition("-")
+    for name in names:
+        if later := re.fullmatch(rf"{kind}-(\d+)", name):
+            check_format(int(later[1]), int(number), path, remedy)
 
 
 def _digest_of(value: Any) -> str:

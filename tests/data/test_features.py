@@ -306,6 +306,11 @@ def flipped(path, place):
     path.write_bytes(content)
 
 
+def of_format(path, number):
+    """Give a file another format."""
+    path.write_bytes(path.read_bytes().replace(b"gracecl-features-1", f"gracecl-features-{number}".encode()))
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -313,6 +318,7 @@ def flipped(path, place):
         (lambda path: flipped(path, 600), "header was changed|is not a file of features"),
         (lambda path: os.truncate(path, path.stat().st_size - 5), r"it has [\d,]+ bytes instead of"),
         (lambda path: os.truncate(path, 100), "is not a file of features"),
+        (lambda path: of_format(path, 2), "has format 2, and this version of gracecl reads up to 1: .*or make the features again"),
         (lambda path: path.write_bytes(b""), "is not a file of features"),
         (lambda path: path.write_bytes(b"\xff" * 50), "is not a file of features"),
         (lambda path: path.write_text("label,1,2\n" * 20), "is not a file of features"),

@@ -26,7 +26,18 @@ from gracecl.data.domains import Domains
 from gracecl.data.pixels import BLOCK
 from gracecl.data.unread import Unread
 from gracecl.errors import UserError
-from gracecl.files import DIGEST_BYTES, Digest, check_place, lock, open_own, open_to_read, parse_json, sync_folder, without_nul
+from gracecl.files import (
+    DIGEST_BYTES,
+    Digest,
+    check_header,
+    check_place,
+    lock,
+    open_own,
+    open_to_read,
+    parse_json,
+    sync_folder,
+    without_nul,
+)
 from gracecl.inputs import Inputs
 from gracecl.machine import check_room
 from gracecl.terminal import print_err
@@ -109,7 +120,9 @@ class FeatureFile:
             raise UserError(f"{path} is a folder, not a file of features; name the file that 'gracecl features' wrote") from None
         try:
             tensors = parse_json(header)
-            text = tensors.pop("__metadata__")[FORMAT]
+            written = tensors.pop("__metadata__")
+            check_header(written, FORMAT, path, "make the features again")
+            text = written[FORMAT]
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"{path} is not a file of features; 'gracecl features NET DATA --out FILE' makes one") from None
         digest, _, packed = text.partition(":")
