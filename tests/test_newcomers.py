@@ -495,6 +495,10 @@ def test_what_a_result_holds_is_a_line() -> None:
     assert re.fullmatch(r"Run\(er\(\) on split-digits\(.*\), seed 0: 2 steps and 1 evaluations in /.*\)", repr(record))
 
 
+def test_a_notebook_shows_the_picture_of_a_stream() -> None:
+    assert toy_stream().plot()._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+
+
 def test_a_stream_can_be_gone_through() -> None:
     stream = toy_stream()
     batches = list(stream)

@@ -19,6 +19,12 @@ def programs() -> dict[Path, str]:
     return {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in paths}
 
 
+def title_of(path: Path) -> str:
+    """Return the heading of a tutorial, or the name of a program."""
+    title = re.search(r"^# (.+)$", programs()[path], re.MULTILINE) if path.suffix == ".md" else None
+    return title[1] if title else path.name
+
+
 def with_code(pattern: str) -> Iterator[Path]:
     return (path for path, text in programs().items() if re.search(pattern, text, re.MULTILINE))
 

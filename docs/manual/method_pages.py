@@ -24,7 +24,7 @@ from gracecl.lab.report.command import as_typed, option_words
 from gracecl.registry import methods
 from gracecl.registry.options import sentences
 from gracecl.registry.spec import Limit, parse_method
-from manual.examples import with_code
+from manual.examples import title_of, with_code
 from manual.pages import ROOT, table, write_page
 
 FOLDER = ROOT / "docs/methods"
@@ -523,4 +523,4 @@ def more(name: str, kind: Any, facts: Facts) -> str:
 def used_in(name: str) -> list[str]:
     """Return links to the tutorials and programs whose code names a method."""
     found = with_code(rf"[\"'( ]{name}\(|\"{name}\"|gracecl run (\S+ )*{name}\b")
-    return [f"[{path.stem.replace('_', ' ')}](../../{path})" for path in found]
+    return [f"[{title_of(path)}](../../{path})" for path in found]

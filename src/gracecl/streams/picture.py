@@ -35,14 +35,15 @@ def classes_over_time(stream: Stream, columns: int) -> tuple[npt.NDArray[np.floa
 def picture(stream: Stream, path: str | Path | None = None) -> Figure:
     """Classes over time with the evaluation marks, and images per class beside it; written to `path` if one is given."""
     from matplotlib.colors import PowerNorm
-    from matplotlib.figure import Figure
+
+    from gracecl.streams.shown import ShownFigure
 
     place = None if path is None else as_path(path, "path")
     if place is not None and place.suffix not in KINDS:
         raise UserError(f"a picture is written as {', '.join(KINDS)}, and the name of {place} ends in none of them")
     shares, totals = classes_over_time(stream, min(MOST_COLUMNS, -(-len(stream.order) // IMAGES_OF_A_COLUMN)))
     classes, length = len(totals), len(stream.order)
-    figure = Figure(figsize=(7.4, 2.6), dpi=100, layout="constrained", facecolor="white")
+    figure = ShownFigure(figsize=(7.4, 2.6), dpi=100, layout="constrained", facecolor="white")
     over_time, per_class = figure.subplots(1, 2, width_ratios=(4, 1), sharey=True)
     extent = (0, length, classes - 0.5, -0.5)
     by_root = PowerNorm(0.5, vmin=0, vmax=max(shares.max(), 1e-9))  # so that a single stray image is seen
