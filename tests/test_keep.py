@@ -256,7 +256,7 @@ def test_committed_runs_are_all_there() -> None:
         "feedback": 24,
         "mini": 144,
         "mini-more": 6,
-        "pretrained": 209,
+        "pretrained": 210,
         "readings": 98,
         "record": 106,
         "regimes": 30,
