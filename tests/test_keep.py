@@ -253,6 +253,7 @@ def test_committed_runs_are_all_there() -> None:
         "accuracy-small": 22,
         "birds": 3,
         "birds-vit": 3,
+        "equal-cost": 6,
         "feedback": 24,
         "mini": 144,
         "mini-more": 6,
