@@ -153,6 +153,14 @@ def test_the_first_rank_is_the_best_whatever_the_metric(tmp_path: Path, metric: 
     assert found.ranks == ranks
 
 
+def test_seeds_of_a_stream_of_drawn_length_are_one_group(tmp_path: Path) -> None:
+    for seed, steps in ((0, 10), (1, 12)):
+        file = write_run(tmp_path, "er()", seed) / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"stream_steps": steps}))
+    [group] = group_runs(find_runs(tmp_path))
+    assert len(group.runs) == 2
+
+
 def test_one_setting_has_no_ranks(root: Path) -> None:
     assert over_settings(group_runs(find_runs(root)), "acc") is None
 

@@ -258,6 +258,7 @@ def test_committed_runs_are_all_there() -> None:
         "mini": 144,
         "mini-more": 6,
         "pretrained": 210,
+        "protocols": 180,
         "readings": 98,
         "record": 106,
         "regimes": 30,

@@ -15,6 +15,7 @@ from gracecl.registry.spec import parse_call
 VARIES_WITHIN_A_GROUP = (
     "seed",
     "stream_hash",
+    "stream_steps",
     "commit",
     "versions",
     "format",
@@ -23,10 +24,10 @@ VARIES_WITHIN_A_GROUP = (
     "snapshots",
     "allotted",
 )
-"""fields in which the runs of one method in one setting may differ"""
+"""fields in which the runs of one method in one setting may differ; a stream that is drawn may be longer for one seed"""
 FOLLOWS = ("layers", "parameters", "rule", "images_beyond_memory", "forward_flops", "tuned_on")
 """fields that follow from the settings"""
-OF_THE_STREAM = ("stream_steps", "tasks", "classes")
+OF_THE_STREAM = ("tasks", "classes")
 """fields that repeat the stream's expression"""
 EXPRESSIONS = ("stream", "net", "optimizer")
 """settings that are names with options"""
