@@ -12,9 +12,10 @@ from gracecl.lab.runs import jobs
 
 
 def pytest_configure() -> None:
-    """A shell without job control starts what is in its background deaf to Ctrl-C, which tests send."""
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Heed Ctrl-C and the end of a terminal, which tests send, also where whoever started the tests ignores them."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -25,6 +25,7 @@ WITHOUT_EQUATIONS = {
     "nets/transformers.py",
     "functional/__init__.py",
     "streams/batches.py",
+    "streams/shown.py",
     "lab/theory/__init__.py",
     "lab/theory/page.py",
     "controllers/__init__.py",
