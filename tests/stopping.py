@@ -11,10 +11,10 @@ from gracecl.lab.runs.watch import Watch
 
 
 class StopAfter(Watch):
-    """Presses Ctrl-C when so many steps are done."""
+    """Presses Ctrl-C when so many steps are done, or sends another signal."""
 
-    def __init__(self, step: int) -> None:
-        self.step = step
+    def __init__(self, step: int, number: signal.Signals = signal.SIGINT) -> None:
+        self.step, self.number = step, number
 
     @contextlib.contextmanager
     def following(self, trainer: Trainer, title: str) -> Iterator[None]:
@@ -23,4 +23,4 @@ class StopAfter(Watch):
 
     def advance(self) -> None:
         if self.trainer.at == self.step:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(self.number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,6 @@ from gracecl.streams import Stream
 from gracecl.testing import toy_engine, toy_stream
 from noted_log import Noted
 from stopping import StopAfter
-from waiting import wait_until
 
 RUN: dict[str, Any] = {
     "stream": "split-digits(size=8, tasks=5, per_class=10, batch=4)",
@@ -226,14 +226,12 @@ def test_a_run_that_broke_off_while_it_looked_records_the_same(
 def test_a_run_that_was_killed_records_the_same(whole: Path, tmp_path: Path) -> None:
     work = Work.new(RunConfig(**ASKED), tmp_path)
     program = (
-        "from pathlib import Path; from gracecl.lab.runs.run import RunConfig, Work; "
-        f"Work.new(RunConfig(**{ASKED!r}), Path({str(tmp_path)!r})).run(threads=1)"
+        "import signal, sys; from pathlib import Path; from gracecl.lab.runs.run import RunConfig, Work; "
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r}); from stopping import StopAfter; "
+        f"Work.new(RunConfig(**{ASKED!r}), Path({str(tmp_path)!r})).run(StopAfter(12, signal.SIGKILL), threads=1)"
     )
-    running = subprocess.Popen([sys.executable, "-c", program])
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
     record = work.folder / "metrics.jsonl"
-    wait_until(lambda: record.is_file() and record.read_bytes().count(b"\n") > 30, seconds=120)
-    running.kill()
-    running.wait()
     assert record.read_bytes() != (whole / "metrics.jsonl").read_bytes()
     resume(work.folder)
     assert files(work.folder) == files(whole)
