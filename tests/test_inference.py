@@ -134,13 +134,13 @@ def test_without_onnx_runtime_pytorch_computes_and_a_wish_for_it_is_refused(monk
     imported = importlib.import_module
 
     def without(name, *rest):
-        if name == "onnxruntime":
+        if name in ("onnx", "onnxruntime"):
             raise ImportError("no", name=name)
         return imported(name, *rest)
 
     monkeypatch.setattr(inference.importlib, "import_module", without)
     assert Inference(built(), IMAGES).backend == f"torch {torch.__version__}"
-    with pytest.raises(UserError, match=r"backend 'onnx' needs onnxruntime; install it with: pip install 'gracecl\[fast\]'"):
+    with pytest.raises(UserError, match=r"backend 'onnx' needs onnx; install it with: pip install 'gracecl\[fast\]'"):
         Inference(built(), IMAGES, "onnx")
 
 
