@@ -277,7 +277,7 @@ def test_a_renderer_of_one_s_own(tmp_path: Path, capsys: pytest.CaptureFixture[s
     file, plugin = write(tmp_path, SMALL + 'show = ["worst_seed"]\n'), write(tmp_path, RENDERER, "worst.py")
     out = tmp_path / "out"
     assert study(file, "--out", out) == 2
-    there_are = "accuracies, accuracy_by_bytes, against_paper, beside_paper, cost, entropy, mechanism, paired, rankings"
+    there_are = "accuracies, accuracy_by_bytes, against_paper, beside_paper, cost, entropy, frontier, mechanism, paired, rankings"
     assert f"show has no 'worst_seed' (there are: {there_are}; --plugin names a file" in capsys.readouterr().err
     assert not out.exists()
 

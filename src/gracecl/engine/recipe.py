@@ -27,7 +27,7 @@ from gracecl.registry.options import Layout, LearnerOptions
 
 SAFE_CHANNELS, FEWER_CHANNELS, SMALL_IMAGE = 16, 8, 32
 """from which on channels-last is safe on every CPU; with AVX2; and with AVX-512 for images of at most so many pixels a side"""
-SHARED = ("er", "derpp", "scr", "mose", "grace", "mkd", "multi_update", "mirrored", "best", "closed")
+SHARED = ("er", "derpp", "scr", "mose", "grace", "mkd", "ema", "multi_update", "mirrored", "best", "closed")
 """parts of learners whose losses in several processes a test compares with those in one; slda and its kind are closed(...)"""
 SMALLEST_CROPPED = 16
 """pixels a side below which a random crop leaves too little of an image"""
