@@ -52,7 +52,8 @@ def sections(results: Results) -> list[Section]:
         best = frontier([(point.flops, point.acc.mean) for point in points])
         for name, label in (("flops", "FLOPs of learning per step of the stream"), ("bytes", "bytes kept")):
             file = f"{results.name}-{name}{'' if not data else len(data)}.png"
-            if figures.frontier([(point.group, getattr(point, name), point.acc) for point in points], label, results.out / file):
+            drawn = [(point.group.label, getattr(point, name), point.acc.mean) for point in points]
+            if figures.frontier(drawn, label, results.out / file):
                 parts.append(f"![Accuracy against {label}, {setting}]({file})")
         rows = [row(point, place in best) for place, point in enumerate(points)]
         parts.append(Table(HEADS, "lrrrrlr", rows, setting).to_markdown(tight=True))
