@@ -93,10 +93,10 @@ SPELLED = (
 @pytest.mark.parametrize(
     ("written", "options"),
     [
-        ("best()", {"block": 64, "updates": 4, "rate": 5, "momentum": 0.99}),
+        ("best()", {"block": 64, "updates": 4, "rate": 5.0, "momentum": 0.99}),
         ("best(cost=0.25)", {"block": 32, "updates": 4, "rate": 2.5, "momentum": 0.99}),
-        ("best(cost=1)", {"block": 128, "updates": 8, "rate": 5, "momentum": 0.995}),
-        ("best(cost=0.1)", {"block": 13, "updates": 4, "rate": 1, "momentum": 0.99}),
+        ("best(cost=1)", {"block": 128, "updates": 8, "rate": 5.0, "momentum": 0.995}),
+        ("best(cost=0.1)", {"block": 13, "updates": 4, "rate": 1.0, "momentum": 0.99}),
     ],
 )
 def test_best_is_what_its_page_says(written: str, options: dict[str, float]) -> None:
@@ -106,7 +106,8 @@ def test_best_is_what_its_page_says(written: str, options: dict[str, float]) -> 
     assert best.chain.rule == spelled.chain.rule == "linear_votes"
     [(_, one)], [(_, other)] = (engine.ready_to_predict().sweep(toy_data().test_x) for engine in (best, spelled))
     assert torch.equal(one.logits, other.logits)
-    assert repr(spec.parse_method(written)) == written
+    assert repr(best.method) == written
+    assert repr(best.method.inner) == repr(spelled.method.inner)
 
 
 def test_best_takes_a_cost_or_a_learner() -> None:
