@@ -19,7 +19,7 @@ PARTS = {
     "memory": "time and bytes of the memory as it grows",
     "shards": "streams from shards and memories on disk or of JPEG bytes against RAM; peak bytes with data larger than memory",
     "runs": "recording and checkpoints; two runs side by side",
-    "processes": "one learner in two processes of one thread against one process of two threads",
+    "processes": "one learner in two processes of one thread against one process of two threads; a memory spread over them",
     "cluster": "a Ray cluster of this machine against jobs, the command's part of a run (extra gracecl[ray])",
     "pages": "report of 5,000 runs, and its page in a browser (chromium and the extra gracecl[browser])",
     "startup": "how soon the command answers",

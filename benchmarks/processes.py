@@ -1,4 +1,6 @@
-"""What a second process gives one learner: two of one thread that share its passes, against one process of two threads."""
+"""What a second process gives one learner: two of one thread that share its passes, against one process of two threads; and what it
+costs to spread the memory over the two.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,14 @@ def rows(quick: bool) -> Iterator[Row]:
     for method, width, repeats, steps in subjects:
         for sharing in ("exact", "local_norm"):
             yield shared(method, width, sharing, repeats, steps)
+        yield spread(method, width, repeats, steps)
 
 
 def shared(method: str, width: int, sharing: str, repeats: int, steps: int) -> Row:
     """Images per second of two processes with one thread each, against one process with two threads."""
     net = f"resnet18(width={width})"
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(PROCESSES)}
-    members = [
-        Setting(method, net, 1, {"sharing": sharing, "device": "cpu"}, environment=group | {"RANK": str(rank)})
-        for rank in range(PROCESSES)
-    ]
     alone = Setting(method, net, PROCESSES, {"device": "cpu"})
-    with workers([*members, alone]) as found:
+    with workers([*members(method, net, sharing=sharing), alone]) as found:
         both, single = seconds_in_turns([found[:-1], found[-1:]], repeats, steps)
     images = Scene(method, net, device="cpu").images_per_step()
     together = np.max(both, axis=0)
@@ -44,6 +42,31 @@ def shared(method: str, width: int, sharing: str, repeats: int, steps: int) -> R
         images_per_second=images / float(np.median(together)),
         images_per_second_against=images / float(np.median(single)),
     )
+
+
+def spread(method: str, width: int, repeats: int, steps: int) -> Row:
+    """Seconds per step of two processes with a part of the memory in each, against two that hold all of it."""
+    net = f"resnet18(width={width})"
+    with workers([*members(method, net, store="sharded"), *members(method, net, store="ram")]) as found:
+        parts, whole = seconds_in_turns([found[:PROCESSES], found[PROCESSES:]], repeats, steps)
+    of_parts, of_whole = np.max(parts, axis=0), np.max(whole, axis=0)
+    return row(
+        f"a memory spread over two processes, {method}, width {width}",
+        f"a step of {method} in two processes of one thread that hold a part of the memory each (store='sharded')",
+        "with the whole memory in each process",
+        of_parts / of_whole,
+        aim=None,
+        milliseconds=1e3 * float(np.median(of_parts)),
+        milliseconds_against=1e3 * float(np.median(of_whole)),
+    )
+
+
+def members(method: str, net: str, **recipe: str) -> list[Setting]:
+    """Processes of one thread that learn as one."""
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(PROCESSES)}
+    return [
+        Setting(method, net, 1, recipe | {"device": "cpu"}, environment=group | {"RANK": str(rank)}) for rank in range(PROCESSES)
+    ]
 
 
 def free_port() -> int:

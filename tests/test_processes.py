@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from torch.nn import functional as F
 from commands import gracecl, only_run, records
 from gracecl import Learner, processes
 from gracecl.errors import UserError
+from gracecl.inputs import loaded
 from gracecl.lab.runs.group import summary
 from gracecl.lab.runs.run import Interrupted, RunConfig, Work
 from gracecl.nets import sharing
@@ -26,6 +29,7 @@ from stopping import StopAfter
 WORLD = 2
 STEPS, HALF = 50, 25
 METHODS = ("er", "derpp", "scr", "mose", "grace(mose())", "best", "slda")
+WITHOUT_MEMORY = "slda"
 CLOSE = 1e-5
 LOGGED_CLOSE = 1e-3
 """of what is recorded and no loss: entropies as deviations from their mean, divided by a small spread"""
@@ -84,23 +88,42 @@ def process(rank: int, port: int, folder: Path) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", rank=rank, world_size=WORLD)
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"ram": {}, "memory": {}}
+    x, y, _ = next(batches())
     for method in METHODS:
-        one = learner(method)
+        one = learner(method, store="sharded")
         losses = learned(one, last=HALF)
-        if method == "er" and rank == 0:  # by itself, and the other does not wait for it
-            one.save(folder / "after_half.safetensors")
-            one.predict(next(batches())[0])
+        if method == "er":
+            one.save(folder / "after_half_of_two.safetensors")
         losses += learned(one, HALF)
         images = one.net.meter.forward
-        x, y, _ = next(batches())
-        probabilities = one.predict_proba(x) if method != "slda" else one.predict(x)
+        probabilities = one.predict_proba(x) if method != WITHOUT_MEMORY else one.predict(x)
         found[method] = losses, weights(one), images, probabilities
+        found["memory"][method] = content(one)
+        if method != WITHOUT_MEMORY:
+            found["ram"][method] = learned(one := learner(method), last=HALF)
+        if method == "er":
+            if rank == 0:  # by itself, and the other does not wait for it
+                one.save(folder / "after_half.safetensors")
+                one.predict(x)
+            found["ram"][method] += learned(one, HALF, HALF + 3)
     found["continued"] = learned(Learner.load(folder / "of_one.safetensors", net=blocks), HALF)
     local = learner("er", sharing="local_norm")
     found["local"] = learned(local, last=8), weights(local)
+    for given in (x, folder / "lone.safetensors"):
+        one = learner("scr", store="sharded")
+        learned(one, last=2)
+        lone = one.save if isinstance(given, Path) else one.predict
+        with pytest.raises(UserError) as error:
+            lone(given) if rank == 0 else one.learn(x, y)
+        found.setdefault("lone", []).append(str(error.value))
+    processes.PATIENCE = 0.05
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        time.sleep(rank)
+        one.predict(x)
+        found["said"] = [str(one.message) for one in said]
     for name, refused in {"dropout": learner("er", net=with_dropout), "batches": learner("er")}.items():
-        x, y, _ = next(batches())
         with pytest.raises(UserError) as error:
             refused.learn(x, y if name == "dropout" else np.full_like(y, rank))
         found[name] = str(error.value)
@@ -110,6 +133,12 @@ def process(rank: int, port: int, folder: Path) -> None:
     distributed.destroy_process_group()
 
 
+def content(one: Learner) -> tuple[Tensor, np.ndarray]:
+    """Return the images that a learner keeps, slot after slot, and their labels."""
+    images, labels, _ = one.engine.memories.replay.examples
+    return loaded(images), labels
+
+
 def weights(one: Learner) -> Tensor:
     return torch.cat([value.detach().flatten().double() for value in one.net.state_dict().values()])
 
@@ -117,8 +146,10 @@ def weights(one: Learner) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:
-    """Of every term and layer at every step; and either goes on from the other's checkpoint."""
-    alone = {method: learner(method) for method in METHODS}
+    """Of every term and layer at every step, with a memory spread over them; they are the bits of a memory in each process. Either
+    goes on from the other's checkpoint.
+    """
+    alone = {method: learner(method, store="sharded") for method in METHODS}
     losses = {}
     for method, one in alone.items():
         losses[method] = learned(one, last=HALF)
@@ -133,11 +164,23 @@ def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:
         close(found, losses[method])
         assert torch.equal(of_first, of_second), f"{method}: the processes have one net"
         assert images == one.net.meter.forward, "a process counts the images of all"
+        for of_two, of_one in zip(first["memory"][method], content(one), strict=True):
+            np.testing.assert_array_equal(of_two, of_one)
         x = next(batches())[0]
-        wanted = one.predict_proba(x) if method != "slda" else one.predict(x)
+        wanted = one.predict_proba(x) if method != WITHOUT_MEMORY else one.predict(x)
         np.testing.assert_allclose(predicted, wanted, atol=1e-3)
     close(first["continued"], losses["er"][HALF:])
-    close(learned(Learner.load(tmp_path / "after_half.safetensors", net=blocks), HALF), losses["er"][HALF:])
+    for method, of_ram in first["ram"].items():
+        assert of_ram == first[method][0][: len(of_ram)]
+    for name in ("after_half", "after_half_of_two"):
+        close(learned(Learner.load(tmp_path / f"{name}.safetensors", net=blocks), HALF), losses["er"][HALF:])
+    for of_first, of_second in zip(first["lone"], second["lone"], strict=True):
+        assert of_first.startswith("one process reads images of the memory that the others do not")
+        assert "or one of them made another call that needs all" in of_second
+    assert not (tmp_path / "lone.safetensors").exists()
+    assert first["said"][0].startswith(
+        "this process waits for the others to read the same images of the memory; with store='sharded'"
+    )
     assert torch.equal(first["local"][1], second["local"][1])
     assert first["local"][0][1] != losses["er"][1], "each process has its own batch statistics"
     assert "draws random numbers in training" in first["dropout"]
@@ -148,8 +191,12 @@ def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:
 MORTAL = '''
 import os, signal
 from torch import nn
+from gracecl.lab.runs import run
 from gracecl.nets import ModuleBackbone
 from gracecl.registry import nets
+
+if os.environ.get("RANK") == "0":
+    run.SECONDS_BETWEEN_CHECKPOINTS = 0.0  # by the clock of the first process each step is to be saved
 
 class Mortal(nn.Module):
     """Its second process dies in the ninth training pass."""
@@ -176,6 +223,7 @@ SETTINGS: dict[str, Any] = {
     "steps": 16,
     "checkpoint_every": 5,
 }
+SHARDED = ("--store", "sharded")
 OPTIONS = [text for name, value in SETTINGS.items() for text in (f"--{name.replace('_', '-')}", str(value))]
 
 
@@ -184,7 +232,9 @@ OPTIONS = [text for name, value in SETTINGS.items() for text in (f"--{name.repla
 def test_a_process_that_dies_leaves_a_run_that_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One sentence says so; one process continues what two began, two and four what one began, with the record of one alone."""
+    """One sentence says so; one and four processes continue what two began, and two what one began, with the record of one alone.
+    Memories are spread over the processes, and once they are in each.
+    """
     plugin, deadly = tmp_path / "mortal.py", tmp_path / "deadly"
     plugin.write_text(MORTAL)
     deadly.touch()
@@ -192,18 +242,20 @@ def test_a_process_that_dies_leaves_a_run_that_goes_on(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     config = RunConfig(method="er", device="cpu", **SETTINGS)
     whole = Work.new(config, tmp_path / "whole", plugins=(str(plugin),)).run(threads=1)
-    said = gracecl("run", "er", *OPTIONS, "--device", "cpu", "--plugin", plugin, "--out", tmp_path / "two", "--nproc", "2")
+    said = gracecl(
+        "run", "er", *OPTIONS, "--device", "cpu", "--plugin", plugin, "--out", tmp_path / "two", "--nproc", "2", *SHARDED
+    )
     assert said.code == 2, said.err
     assert said.err.count("process 2 of 2 was ended by SIGKILL, and the others with it; continue with the same command") == 1
     assert not {"Traceback", "Terminating"} & set((said.err + capfd.readouterr().err).split())
     deadly.unlink()
     two = only_run(tmp_path / "two")
     assert not (two / "summary.json").exists()
+    shutil.copytree(tmp_path / "two", tmp_path / "four")
     assert gracecl("resume", two).code == 0
     one = Work.new(config, tmp_path / "one", plugins=(str(plugin),))
     with pytest.raises(Interrupted):
         one.run(StopAfter(7), threads=1)
-    shutil.copytree(tmp_path / "one", tmp_path / "four")
     for count, out in ((2, tmp_path / "one"), (4, tmp_path / "four")):
         said = gracecl("resume", out, "--nproc", str(count))
         assert said.code == 0, said.err
@@ -289,6 +341,7 @@ def test_the_norm_of_all_processes_is_batch_norm(affine: bool) -> None:
         ("er() + ewc()", {}, "ewc was not shown to learn in several processes what it learns in one; use one process"),
         ("er", {"compile": True}, "compile is for one process"),
         ("er", {"store": "disk"}, "a memory on disk belongs to one process"),
+        ("er", {"store": "sharded", "sharing": "off"}, "and with sharing='off' each learns by itself; use --store ram"),
     ],
 )
 def test_what_a_group_refuses(method: str, options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def write(folder: Path, text: str, name: str = "mine.toml") -> Path:
 
 @pytest.mark.exhaustive
 def test_the_paper_s_tables_have_every_scale() -> None:
-    own = {"mini", "readings", "regimes", "record", "feedback", "protocols", "unmarked", "equal-cost"}
+    own = {"mini", "readings", "regimes", "record", "feedback", "protocols", "unmarked", "equal-cost", "frontier", "feedback-on-best"}
     assert {name for name, scale in EVERY if scale == "full"} == set(names()) - own - {"protocol", "pretrained"}
     assert {(name, scale) for name, scale in EVERY if name in own} == {(name, "mini") for name in own}
     for table in paper.tables()["tables"]:
@@ -98,7 +98,7 @@ def test_full_scale_has_the_options_of_the_paper_s_frame() -> None:
 
 
 FOLDERS = {
-    ("mini", "mini"): (94, "86c6b1ef0422b6ad"),
+    ("mini", "mini"): (94, "1be6c2b818ac9020"),
     ("accuracy", "small"): (22, "7c9482ada25b7626"),
     ("readings", "mini"): (156, "5cc96eef92007412"),
     ("regimes", "mini"): (87, "5645a08b028f34a0"),
@@ -277,7 +277,7 @@ def test_a_renderer_of_one_s_own(tmp_path: Path, capsys: pytest.CaptureFixture[s
     file, plugin = write(tmp_path, SMALL + 'show = ["worst_seed"]\n'), write(tmp_path, RENDERER, "worst.py")
     out = tmp_path / "out"
     assert study(file, "--out", out) == 2
-    there_are = "accuracies, accuracy_by_bytes, against_paper, beside_paper, cost, entropy, mechanism, paired, rankings"
+    there_are = "accuracies, accuracy_by_bytes, against_paper, beside_paper, cost, entropy, frontier, mechanism, paired, rankings"
     assert f"show has no 'worst_seed' (there are: {there_are}; --plugin names a file" in capsys.readouterr().err
     assert not out.exists()
 

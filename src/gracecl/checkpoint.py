@@ -31,6 +31,7 @@ from gracecl.files import (
     unfold,
     without_nul,
 )
+from gracecl.rows import Rows
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ DIGEST = "digest"
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write a nested state of tensors, arrays, numbers, texts, lists, tuples and dicts."""
+    """Write a nested state of tensors, rows, arrays, numbers, texts, lists, tuples and dicts; rows are read as tensors."""
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_take_tensors(state, tensors))
     # One entry, because safetensors writes several in any order, and equal states are to give equal files.
@@ -129,15 +130,21 @@ def _take_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
         return {"dict": [[key, _take_tensors(item, tensors)] for key, item in value.items()]}
     if isinstance(value, (list, tuple)):
         return {"tuple" if isinstance(value, tuple) else "list": [_take_tensors(item, tensors) for item in value]}
-    if isinstance(value, (Tensor, np.ndarray)):
+    if isinstance(value, (Tensor, Rows, np.ndarray)):
         name = str(len(tensors))
-        kind = "tensor" if isinstance(value, Tensor) else "array"
-        tensor = value.detach().cpu() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
-        tensors[name] = tensor.clone(memory_format=torch.contiguous_format)  # safetensors refuses tensors that share memory
-        return {kind: name}
+        tensors[name] = _own(value)
+        return {"array" if isinstance(value, np.ndarray) else "tensor": name}
     if isinstance(value, np.generic):
         return value.item()
     return value
+
+
+def _own(value: Tensor | Rows | np.ndarray) -> Tensor:
+    """Return a tensor on the host with memory of its own; safetensors refuses tensors that share memory."""
+    if isinstance(value, Rows):
+        return value.to("cpu").loaded()
+    tensor = value.detach().cpu() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _as(kind: str, tensor: Tensor) -> Any:

@@ -441,6 +441,11 @@ def write_rows(target: Batched, rows: Tensor, values: Batched) -> None:
         leaf.index_copy_(0, rows, value)
 
 
+def as_bytes(x: Tensor) -> Tensor:
+    """`[n, bytes of an example]`: the bytes of the examples of one tensor."""
+    return x.contiguous().reshape(len(x), math.prod(x.shape[1:])).view(torch.uint8)
+
+
 def same_rows(one: Batched, other: Batched) -> Tensor:
     """`[n, m]`: which examples of two batches are equal in every value."""
     pairs = zip(leaves(one), leaves(other), strict=True)

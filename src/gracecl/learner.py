@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gracecl import checkpoint, streams
+from gracecl import checkpoint, processes, streams
 from gracecl.core import NO_SOURCES, Ints, StreamBatch
 from gracecl.data import Data
 from gracecl.data.arrays import MANY_TIMES
@@ -383,12 +383,16 @@ class Learner:
                     if snapshot is not None and not self._turns.mine:
                         yield snapshot
                         return
-                if self._turns.take(unless=self._serving.wanted):
+                if self._turns.take(unless=self._wants_snapshot):
                     try:
                         yield self._as_it_is()
                         return
                     finally:
                         self._turns.give()
+
+    def _wants_snapshot(self) -> bool:
+        """Ask for snapshots, unless one process cannot make them by itself; return whether there is one already."""
+        return not (self._engine is not None and self._engine.memories.spread) and self._serving.wanted()
 
     def _as_it_is(self, exact: bool = False) -> Snapshot | None:
         """The learner itself, ready to predict."""
@@ -439,13 +443,21 @@ class Learner:
 
     @one_at_a_time
     def save(self, path: str | Path) -> None:
-        """Save everything needed to go on exactly from here, in one file."""
+        """Save everything needed to go on exactly from here, in one file.
+
+        Of a memory that is spread over processes (`store="sharded"`), all of them call it, and the first writes the file.
+        """
         mean, std = self._statistics
         shown = {"mean": mean, "std": std} if self.inputs is None else {"inputs": self.inputs.saved()}
         data = {"classes": self.labels.declared} | shown
         recipe = {name: value for name, value in asdict(self.recipe).items() if name not in ("device", "compile", "cuda_graphs")}
         state = {"format": FORMAT, "learner": data | recipe, "task": self._task, "labels": self.labels.saved()}
-        checkpoint.save(Path(path), state | ({} if self._engine is None else {"engine": self._engine.state_dict()}))
+        if self._engine is not None:
+            state["engine"] = self._engine.state_dict()
+            if self._engine.memories.spread and not processes.is_first():
+                self._engine.memories.send_images()
+                return
+        checkpoint.save(Path(path), state)
 
     @one_at_a_time
     def export(self, path: str | Path, rule: str | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -52,6 +53,10 @@ class Rows:
     @property
     def ndim(self) -> int:
         return len(self.source.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def __getitem__(self, rows: slice | Numbers | Tensor) -> Rows:
         index = rows.cpu().numpy() if isinstance(rows, Tensor) else rows

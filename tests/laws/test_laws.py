@@ -66,7 +66,8 @@ READINGS = [f"grace(mose(), {option})" for option in (
     "entropy_mode='cpr'", "entropy_mode='target'", "entropy_mode='deviation'", "entropy_mode='cpr_literal'",
     "entropy_mode='uniform'", "entropy_mode='none'", "adaptive=False", "alpha_on='ce_new'", "alpha_on='all'",
     "val_source='heldout'", "entropy_on='new'", "entropy_on='stream'", "classes='seen'",
-    "alpha_on='ce_past'", "alpha_on='entropy'", "past_tasks='finished'", "past_head='ncm'", "entropy_of='features'",
+    "alpha_on='ce_past'", "alpha_on='entropy'", "past_tasks='finished'", "past_head='ncm'", "past_head='others'",
+    "entropy_of='features'",
     "entropy_layers='last'", "entropy_sum=True", "unbiased=True", "attached=True", "sigma_floor=0.05", "accuracy_floor=0.05",
     "strength='bayes'", "strength='bayes(c=1, tau=0.5)'", "strength='pi'", "strength='balance'",
 )]  # fmt: skip

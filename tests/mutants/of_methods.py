@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from mutant import REGULARISERS, method, of, within
 
-BEST = "mkd(multi_update(mose(inference='linear_votes'), lr_factor=4.0), strength=2.0, layers='all')"
-
 METHODS = [
     *method(
         "adversarial_replay",
@@ -224,7 +222,14 @@ METHODS = [
             ("[torch.zeros_like(term[:-1]), term[-1:]]", "[term[:1], torch.zeros_like(term[1:])]"),
             ('alpha * term if self.alpha_on == "entropy" else term', "term"),
         ),
-        within("layer_accuracies", ("in_double(right) / len(labels)", "in_double(right)"), ("-torch.inf", "0.0")),
+        within("layer_accuracies", ("in_double(right) / len(labels)", "in_double(right)")),
+        within("Grace.scores", ("-torch.inf", "0.0")),
+        within(
+            "votes_of_others",
+            ("own.sum(dim=0) - own", "own.sum(dim=0)"),
+            ("full_precision(logits[:, :, seen]).softmax(dim=-1)", "full_precision(logits[:, :, seen])"),
+            ("full_precision(logits[:, :, seen]).softmax(dim=-1)", "logits.softmax(dim=-1)[:, :, seen]"),
+        ),
         within(
             "Grace.after_batch",
             ("rng.random(len(new)) < HELDOUT_SHARE", "rng.random(len(new)) < 2 * HELDOUT_SHARE"),
@@ -355,18 +360,17 @@ METHODS = [
     ),
     *method(
         "best",
+        within("BLOCK", ("128", "64")),
+        within("HORIZON", ("25", "24")),
+        within("Best.__post_init__", ("self.cost != Best.cost", "False")),
+        within("Best.__repr__", ("self.cost == Best.cost", "False"), ("not self.by_cost", "False")),
         within(
-            "Best.inner",
-            *(
-                (repr(BEST), repr(BEST.replace(part, other)))
-                for part, other in (
-                    ("strength=2.0, ", ""),
-                    (", layers='all'", ""),
-                    ("inference='linear_votes'", ""),
-                    ("lr_factor=4.0", "updates=2, lr_factor=4.0"),
-                    ("lr_factor=4.0", "lr_factor=2.0"),
-                )
-            ),
+            "learner_at",
+            ("round(BLOCK * cost)", "BLOCK"),
+            ("max(FEWEST, VIEWS * round(UPDATES * cost / VIEWS))", "VIEWS * round(UPDATES * cost / VIEWS)"),
+            ("VIEWS * round(UPDATES * cost / VIEWS)", "round(UPDATES * cost / VIEWS)"),
+            ("min(RATE * cost, FASTEST)", "FASTEST"),
+            ("min(RATE * cost, FASTEST)", "RATE * cost"),
         ),
         tests="oracle/test_mirrored.py",
     ),

@@ -615,6 +615,18 @@ PARTS = [
         within("JpegMemory.load_images", ("content[begin:end]", "content[:end]")),
     ),
     *of(
+        "memory/in_group.py",
+        "test_sharded_memory.py",
+        within("GroupRows._own", ("slots % self.count == self.rank", "slots % self.count == 0")),
+        within(
+            "GroupRows.pieces",
+            ("READS + zlib.crc32(asked.tobytes())", "READS"),
+            ("self._own(asked)", "self._own(numbers[: len(asked)])"),
+        ),
+        within("GroupRows.read", ("found[start : start + len(piece)] = piece", "found[: len(piece)] = piece")),
+        within("ShardedMemory.send_images", ("self.images[: self.filled]", "self.images")),
+    ),
+    *of(
         "data/shards.py",
         "data/test_shards.py",
         within("ShardRows.read", ("divmod(number, self.of_each)", "divmod(number, self.of_each + 1)")),

@@ -549,6 +549,37 @@ def test_past_accuracy_by_class_means() -> None:
     assert engine.method.feedback.accuracy.tolist() == pytest.approx(found, abs=1e-6)
 
 
+def test_past_accuracy_by_the_votes_of_the_other_layers() -> None:
+    """For each layer, the class of largest summed softmax of the others among the classes met, counted image by image."""
+    engine = make_engine("grace(er(n_recall=8), past_head='others')", memory=40, classes=6)
+    for task, _ in steps_of(engine, numbered(4, 30), batch=12):
+        if task == 1:
+            break
+    memory, net, seen = engine.memories.replay, engine.net, list(engine.progress.seen)
+    with torch.no_grad():  # a head that is sure of itself: sums of logits and of softmax differ, and so do all and all others
+        net.classifier.weight[-1] *= 30
+    engine.method.look_back(engine.memories, engine.progress)
+    net.eval()
+    with torch.no_grad():
+        logits = net(net.inputs.normalise(memory.images[: len(memory)])).logits.double()
+    net.train()
+    found = []
+    for left_out in range(len(logits)):
+        right = 0
+        for image in range(len(memory)):
+            sums = dict.fromkeys(seen, 0.0)
+            for layer in range(len(logits)):
+                if layer == left_out:
+                    continue
+                total = sum(math.exp(logits[layer, image, label] - logits[layer, image].max()) for label in seen)
+                for label in seen:
+                    sums[label] += math.exp(logits[layer, image, label] - logits[layer, image].max()) / total
+            right += max(sums, key=lambda label: sums[label]) == memory.labels[image]
+        found.append(right / len(memory))
+    assert len(set(found)) > 1
+    assert engine.method.feedback.accuracy.tolist() == pytest.approx(found, abs=1e-6)
+
+
 def test_the_two_floors_are_apart() -> None:
     """Each limits the division of its own z-score and leaves the other's alone."""
     h, accuracy = torch.tensor(H), torch.tensor(A)

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from gracecl.engine.engine import Engine
 from gracecl.engine.evaluate import evaluate, seen_scores
 from gracecl.errors import UserError
+from gracecl.registry import spec
 from gracecl.testing import TOY_SHAPE, feed, toy_data, toy_engine, toy_stream
 
 
@@ -83,11 +84,36 @@ def test_votes_are_the_mean_softmax_of_the_layers_among_the_classes_met() -> Non
     assert found == pytest.approx([100 * right[tasks == task].mean() for task in range(len(found))])
 
 
-def test_best_is_what_its_page_says() -> None:
-    written = "mirrored(mkd(multi_update(mose(inference='linear_votes'), updates=4, lr_factor=4), strength=2, layers='all'))"
-    best, spelled = trained("best()", 5), trained(written, 5)
+SPELLED = (
+    "mirrored(ema(multi_update(mose(views=2, n_recall={block}, contrast=0.0, inference='linear_votes'), updates={updates}, "
+    "lr_factor={rate}), momentum={momentum}))"
+)
+
+
+@pytest.mark.parametrize(
+    ("written", "options"),
+    [
+        ("best()", {"block": 64, "updates": 4, "rate": 5.0, "momentum": 0.99}),
+        ("best(cost=0.25)", {"block": 32, "updates": 4, "rate": 2.5, "momentum": 0.99}),
+        ("best(cost=1)", {"block": 128, "updates": 8, "rate": 5.0, "momentum": 0.995}),
+        ("best(cost=0.1)", {"block": 13, "updates": 4, "rate": 1.0, "momentum": 0.99}),
+    ],
+)
+def test_best_is_what_its_page_says(written: str, options: dict[str, float]) -> None:
+    best, spelled = trained(written, 5), trained(SPELLED.format(**options), 5)
     for one, other in zip(best.net.state_dict().values(), spelled.net.state_dict().values(), strict=True):
         assert torch.equal(one, other)
     assert best.chain.rule == spelled.chain.rule == "linear_votes"
     [(_, one)], [(_, other)] = (engine.ready_to_predict().sweep(toy_data().test_x) for engine in (best, spelled))
     assert torch.equal(one.logits, other.logits)
+    assert repr(best.method) == written
+    assert repr(best.method.inner) == repr(spelled.method.inner)
+
+
+def test_best_takes_a_cost_or_a_learner() -> None:
+    assert repr(spec.parse_method("best(er())")) == "best(er())"
+    assert repr(spec.parse_method("best(cost=0.5)")) == "best()"
+    with pytest.raises(UserError, match="a cost or a learner, not both"):
+        spec.parse_method("best(er(), cost=1.0)")
+    with pytest.raises(UserError, match=r"cost must be between 0\.1 and 4"):
+        spec.parse_method("best(cost=0)")

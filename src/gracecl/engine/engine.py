@@ -175,8 +175,8 @@ class Engine:
             self.chain.begin_task(progress)
         if self.net.sharing != "off" and not processes.all_have(zlib.crc32(batch.labels.tobytes()), self.device):
             raise UserError(
-                "the processes of the group were given different batches; give the whole batch to each, or sharing='off' to a "
-                "learner of one process"
+                "the processes of the group were given different batches, or one of them made another call that needs all; give "
+                "the whole batch to each, or sharing='off' to a learner of one process"
             )
         met = dict.fromkeys(batch.labels.tolist())
         seen, current = dict.fromkeys(progress.seen), dict.fromkeys(progress.current)

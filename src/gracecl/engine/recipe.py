@@ -27,7 +27,7 @@ from gracecl.registry.options import Layout, LearnerOptions
 
 SAFE_CHANNELS, FEWER_CHANNELS, SMALL_IMAGE = 16, 8, 32
 """from which on channels-last is safe on every CPU; with AVX2; and with AVX-512 for images of at most so many pixels a side"""
-SHARED = ("er", "derpp", "scr", "mose", "grace", "mkd", "multi_update", "mirrored", "best", "closed")
+SHARED = ("er", "derpp", "scr", "mose", "grace", "mkd", "ema", "multi_update", "mirrored", "best", "closed")
 """parts of learners whose losses in several processes a test compares with those in one; slda and its kind are closed(...)"""
 SMALLEST_CROPPED = 16
 """pixels a side below which a random crop leaves too little of an image"""
@@ -80,6 +80,11 @@ class Recipe(LearnerOptions):
         if processes.count() > 1 and self.sharing != "off":
             self._check_shared(method)
             net.sharing = self.sharing
+        elif processes.count() > 1 and self.store.startswith("sharded"):
+            raise UserError(
+                "a sharded memory is spread over processes that learn as one, and with sharing='off' each learns by itself; "
+                "use --store ram"
+            )
         if self.cuda_graphs:
             if device.type != "cuda":
                 raise UserError(f"--cuda-graphs needs a GPU, and this learner is on the {device.type}; leave it out")
@@ -112,7 +117,7 @@ class Recipe(LearnerOptions):
             if given:
                 raise UserError(f"{option} is for one process, and this learner is in a group of {processes.count()}; leave it out")
         if self.store.startswith("disk"):
-            raise UserError("a memory on disk belongs to one process, and this learner is in a group; use --store ram")
+            raise UserError("a memory on disk belongs to one process, and this learner is in a group; use --store sharded or ram")
 
 
 def augment_for(augment: str, inputs: Inputs) -> str:

@@ -15,6 +15,7 @@ from gracecl.registry import methods
 from gracecl.registry.options import AUTO_FROM_SCRATCH, AUTO_ON_FEATURES
 
 BY_BATCH = "takes each batch's classes for the task's"
+SLOWS = "slows its average after 500 updates"
 
 
 @dataclass(frozen=True)
@@ -111,11 +112,13 @@ FACTS = {
     "mas": Facts("add", 2018, "every 500 steps", "weights", "ce/all penalty/mas", 10, 10, "γ"),
     "cpr": Facts("add", 2021, "same", "nothing", "ce/all cpr", 10, 10, "γ"),
     "rar": Facts("wrap", 2022, "same", "images", "ce/new ce/replay", 740, 740),
-    "ema": Facts("wrap", 2023, "slows its average after 500 updates", "images, average", "ce/new kd/logits ce/replay", 138, 138),
+    "ema": Facts("wrap", 2023, SLOWS, "images, average", "ce/new kd/logits ce/replay", 138, 138),
     "lode": Facts("wrap", 2023, "refused", "images, logits", "ce/new kd/logits ce/replay", 138, 138),
     "mkd": Facts("wrap", 2024, "same", "images, average", "ce/all kd/teacher", 148, 74),
     "lpr": Facts("wrap", 2024, "same", "images, matrices", "ce/all", 91, 74),
-    "best": Facts("wrap", None, BY_BATCH, "images, average", "sc ce/new ce/balanced rsd kd/teacher", 768, 384),
+    "best": Facts(
+        "wrap", None, f"{BY_BATCH}; slows its average after 500 updates", "images, average", "ce/new ce/balanced rsd", 192, 192
+    ),
     "mirrored": Facts("wrap", None, "same", "images", "ce/all", 74, 74),
     "votes": Facts("wrap", None, "same", "images", "ce/all", 74, 74),
     "multi_update": Facts("wrap", None, BY_BATCH, "images", "sc ce/new ce/balanced rsd", 384, 384),

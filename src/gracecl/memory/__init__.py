@@ -10,10 +10,12 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gracecl import processes
 from gracecl.core import Ints
 from gracecl.errors import UserError
 from gracecl.inputs import Inputs
 from gracecl.memory.compressed import QUALITY, JpegMemory
+from gracecl.memory.in_group import ShardedMemory
 from gracecl.memory.on_disk import DiskMemory
 from gracecl.memory.reservoir import Memory
 from gracecl.registry import nearest, spec
@@ -43,7 +45,11 @@ def jpeg(place: Place, quality: Annotated[int, Within(1, 100)] = QUALITY) -> Mem
     return JpegMemory(place.capacity, place.inputs, place.device, quality)
 
 
-STORES: dict[str, Callable[..., Memory]] = {"ram": ram, "disk": disk, "jpeg": jpeg}
+def sharded(place: Place) -> Memory:
+    return (Memory if processes.count() == 1 else ShardedMemory)(place.capacity, place.inputs, place.device)
+
+
+STORES: dict[str, Callable[..., Memory]] = {"ram": ram, "disk": disk, "jpeg": jpeg, "sharded": sharded}
 """kinds of memories by name; their parameters after the first are options of the expression"""
 
 
@@ -104,6 +110,16 @@ class Memories:
         self.stores[name] = self._made(name, slots)
         self.beyond_budget += slots
         return self.stores[name]
+
+    @property
+    def spread(self) -> bool:
+        """Whether each process of a group holds a part of the images."""
+        return self.replay.spread
+
+    def send_images(self) -> None:
+        """Take part in a checkpoint that the first process of the group writes; nothing, where it holds all images."""
+        for store in self.stores.values():
+            store.send_images()
 
     @contextmanager
     def checkpointing(self) -> Iterator[None]:

@@ -9,7 +9,6 @@ state outside `checkpointing` gets all images, as of a memory in RAM.
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import shutil
@@ -31,7 +30,7 @@ from torch import Tensor
 from gracecl.core import Ints
 from gracecl.errors import UserError
 from gracecl.files import check_place, check_readable, make_folder, replacing
-from gracecl.inputs import Batched, Inputs, leaves, mapped, plain, tree_of, write_rows
+from gracecl.inputs import Batched, Inputs, as_bytes, leaves, mapped, plain, tree_of, write_rows
 from gracecl.machine import check_room, free_space
 from gracecl.memory.reservoir import BOOKKEEPING, Memory
 from gracecl.rows import Numbers, Rows
@@ -197,7 +196,7 @@ def _private(handle: int, size: int) -> mmap.mmap:
 
 
 def _bytes(leaf: Tensor) -> npt.NDArray[np.uint8]:
-    array: npt.NDArray[np.uint8] = leaf.contiguous().reshape(len(leaf), math.prod(leaf.shape[1:])).view(torch.uint8).numpy()
+    array: npt.NDArray[np.uint8] = as_bytes(leaf).numpy()
     return array
 
 

@@ -34,8 +34,11 @@ class Examples(NamedTuple):
 class Memory:
     """Preallocated slots. `add` offers images, `draw` picks slots, `memory[slots]` gives their images.
 
-    Memories that keep images elsewhere than in RAM override the methods from `room` to `load_images`.
+    Memories that keep images elsewhere than in RAM override the methods from `room` to `send_images`.
     """
+
+    spread = False
+    """whether each process of a group holds a part of the images, so that all of them must read together"""
 
     def __init__(self, capacity: int, inputs: Inputs, device: torch.device | str = "cpu") -> None:
         if capacity < 0:
@@ -68,6 +71,9 @@ class Memory:
     def load_images(self, saved: Any) -> None:
         """Fill the slots with what `saved_images` gave."""
         self.images[: self.filled] = tree_of(saved).to(self.images.device)
+
+    def send_images(self) -> None:
+        """Take part in a checkpoint that the first process of the group writes, where it needs the images of this one."""
 
     @contextmanager
     def checkpointing(self) -> Iterator[None]:

@@ -23,6 +23,7 @@ On a GPU the host waits for the device where a task ends, for the accuracies tha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -37,6 +38,7 @@ from gracecl.controllers.feedback import Feedback
 from gracecl.controllers.paper import EntropyMode
 from gracecl.core import NO_TASK, Batch, Ints, LossTable, Progress, StreamBatch, Taps, is_loss
 from gracecl.errors import UserError
+from gracecl.functional.losses import full_precision
 from gracecl.memory import Memories
 from gracecl.methods.base import Method, TaskValues, Traits, Wrapper
 from gracecl.nets.class_means import class_means, nearest_mean
@@ -44,6 +46,7 @@ from gracecl.nets.tapped import TappedNet
 from gracecl.registry import methods, spec
 from gracecl.registry.spec import AtLeast
 
+Scores = Callable[[Taps], Tensor]
 HELDOUT_SHARE = 0.1
 RATIO_EVERY = 100
 
@@ -71,8 +74,9 @@ class Grace(Wrapper):
     past_tasks: Literal["all", "finished"] = "all"
     """tasks that A is measured on: all met so far, or all but the newest, so that α stays 1 until two tasks are done; on a stream
     without task marks every image counts"""
-    past_head: Literal["linear", "ncm"] = "linear"
-    """what A is the accuracy of: each layer's linear head, or the nearest class mean of the memory's features in each layer"""
+    past_head: Literal["linear", "ncm", "others"] = "linear"
+    """what A is the accuracy of: each layer's linear head; the nearest class mean of the memory's features in each layer; or the
+    votes of all layers but this one, so that α grows for a layer without which the votes are worse"""
     entropy_of: Literal["head", "features"] = "head"
     """whose softmax the entropy is taken of: the heads' outputs, or the features themselves, as Algorithm 1 prints it"""
     entropy_layers: Literal["all", "last"] = "all"
@@ -138,8 +142,17 @@ class Grace(Wrapper):
         images, labels = self.past(memories, progress)
         if len(labels) and self.inside.traits.trains == "stream":  # else its heads know nothing yet, and α stays 1
             net = self.inside.eval_net(self.net)
-            means = memory_means(net, memories, progress) if self.past_head == "ncm" else None
-            self.feedback.accuracy = layer_accuracies(net, images, labels, means)
+            self.feedback.accuracy = layer_accuracies(net, images, labels, self.scores(net, memories, progress))
+
+    def scores(self, net: TappedNet, memories: Memories, progress: Progress) -> Scores:
+        """Return what makes the scores `[L, B, C]` that each layer's accuracy on the past is that of."""
+        if self.past_head == "others":
+            return lambda taps: votes_of_others(taps.logits, list(progress.seen))
+        if self.past_head == "ncm":
+            means = memory_means(net, memories, progress)
+            not_met = (means == 0).all(dim=-1)[:, None]  # the means of classes not met so far are 0
+            return lambda taps: nearest_mean(taps.features, means).masked_fill(not_met, -torch.inf)
+        return lambda taps: taps.logits
 
     def past(self, memories: Memories, progress: Progress) -> tuple[Tensor, Ints]:
         """Return images of the past and their labels."""
@@ -231,16 +244,21 @@ class Grace(Wrapper):
         return new.select(np.flatnonzero(~aside))
 
 
-def layer_accuracies(net: TappedNet, images: Tensor, labels: Ints, means: Tensor | None = None) -> Tensor:
-    """Return [L]: the accuracy of each layer, by its linear head over all outputs or by its nearest class mean."""
+def layer_accuracies(net: TappedNet, images: Tensor, labels: Ints, scores: Scores = lambda taps: taps.logits) -> Tensor:
+    """Return [L]: the accuracy of each layer's scores, those of its linear head over all outputs unless others are given."""
     device = net.classifier.weight.device
     right = torch.zeros(net.layers, dtype=torch.int64, device=device)
     for rows, taps in net.sweep(images):
-        scores = taps.logits
-        if means is not None:  # the means of classes not met so far are 0
-            scores = nearest_mean(taps.features, means).masked_fill((means == 0).all(dim=-1)[:, None], -torch.inf)
-        right += (scores.argmax(dim=-1) == torch.from_numpy(labels[rows]).to(device)).sum(dim=-1)
+        right += (scores(taps).argmax(dim=-1) == torch.from_numpy(labels[rows]).to(device)).sum(dim=-1)
     return in_double(right) / len(labels)
+
+
+def votes_of_others(logits: Tensor, seen: list[int]) -> Tensor:
+    """Return [L, B, C]: for each layer the summed softmax, among the classes met, of all the other layers."""
+    votes = torch.full_like(logits, -torch.inf)
+    own = full_precision(logits[:, :, seen]).softmax(dim=-1)
+    votes[:, :, seen] = (own.sum(dim=0) - own).to(votes)
+    return votes
 
 
 def memory_means(net: TappedNet, memories: Memories, progress: Progress) -> Tensor:

@@ -100,7 +100,8 @@ class LearnerOptions:
     layout: Layout = "auto"
     """how maps lie in memory, which shows in speed and rounding; auto is channels_last on a CPU, for nets wide enough"""
     store: str = "ram"
-    """where the memory's images are kept: ram, disk (a mapped file, with the same results), or "jpeg(quality=90)" (lossy)"""
+    """where the memory's images are kept: ram, disk (a mapped file, with the same results), "jpeg(quality=90)" (lossy), or sharded
+    (each of several processes holds a part; as ram in one process)"""
     sharing: Sharing = "exact"
     """how several processes share each pass (--nproc): exact gives the numbers of one process, local_norm lets BatchNorm see each
     process's images alone, off lets each process learn by itself"""

@@ -49,8 +49,9 @@ def study(
     of the project's own: mini, every method in a small setting on equal terms; readings: GRACE's against MOSE; regimes: where
     feedback helps; record: the best learner of the library's own; feedback: one head, four heads, feedback on four heads;
     protocol: the paper's protocol on CIFAR-100 at width 20; protocols: does the ranking of a dozen methods survive other streams,
-    a speed and a budget; unmarked: streams without task marks; equal-cost: replay methods with the arithmetic of MOSE; pretrained:
-    closed forms and replay on features of a pretrained net. Or it is a file of yours, such as mine.toml (docs/studies.md). A study
+    a speed and a budget; unmarked: streams without task marks; frontier: what a point of accuracy costs; equal-cost: replay methods
+    at one arithmetic; feedback-on-best: GRACE's on the best learner; pretrained: closed forms and replay on features of a
+    pretrained net. Or it is a file of yours, such as mine.toml (docs/studies.md). A study
     that was stopped continues where it was when the same command is given again; runs that another study has finished are taken
     from there.
 

@@ -203,6 +203,37 @@ def against(groups: Sequence[Group], metric: str, cost: str, label: str, path: s
     return True
 
 
+def frontier(points: Sequence[tuple[str, float, float]], label: str, path: str | Path) -> bool:
+    """Draw accuracies against a cost, of methods by name: those that none beats for less are joined by a line."""
+    known = [point for point in points if point[1] > 0 and math.isfinite(point[2])]
+    if len({paid for _, paid, _ in known}) < 2:
+        return False
+    figure = new_figure(4.8)
+    draw_frontier(figure, figure.subplots(), known, label)
+    save(figure, path)
+    return True
+
+
+def draw_frontier(figure: Figure, axes: Axes, points: Sequence[tuple[str, float, float]], label: str) -> None:
+    """Draw on these axes. Long expressions that are beaten have no name, as the names of many methods have to fit."""
+    points = sorted(points, key=lambda point: (point[1], -point[2]))
+    highest = np.maximum.accumulate([accuracy for _, _, accuracy in points])
+    leads = [place == 0 or highest[place] > highest[place - 1] for place in range(len(points))]
+    colours = [METHOD_COLOURS[0] if lead else QUIET for lead in leads]
+    axes.step([paid for _, paid, _ in points], highest, where="post", color=METHOD_COLOURS[0], linewidth=1, alpha=0.5)
+    for (_, paid, accuracy), lead, colour in zip(points, leads, colours, strict=True):
+        axes.plot(paid, accuracy, "o", color=colour, markersize=4 if lead else 3)
+    axes.set_xscale("log")
+    axes.set(xlabel=label, ylabel="accuracy (%), mean over seeds")
+    axes.margins(0.08)
+    plain(axes)
+    named = [
+        (paid, accuracy, shortened(name, LONGEST_LABEL) if lead or len(name) <= LONGEST_LABEL else "")
+        for (name, paid, accuracy), lead in zip(points, leads, strict=True)
+    ]
+    label_points(figure, axes, named, colours)
+
+
 def task_curves(run: Run, path: str | Path) -> bool:
     """Draw the accuracy on each task over the stream, from its first evaluation on."""
     steps, rows = run.seen(run.rule)

@@ -455,6 +455,7 @@ def _finish(
 
     def save() -> None:
         if not processes.is_first():
+            trainer.engine.memories.send_images()
             return
         _note_peak(trainer)
         record = trainer.recorder.sync()._asdict()
@@ -478,7 +479,9 @@ def _finish(
             if trainer.at > step and trainer.stream.ends_task(step):  # before any checkpoint that would not come back to this step
                 keep(int(np.count_nonzero(np.diff(trainer.stream.task_of_step[: step + 1]))) + 1)
             watch.advance()
-            if processes.any_says(bool(stopped)):
+            # All save together, so neither a signal nor a clock of one process decides for that one alone.
+            stop, late = processes.any_says(bool(stopped), time.monotonic() - last_save > SECONDS_BETWEEN_CHECKPOINTS)
+            if stop:
                 save()
                 fit = trainer.engine.unfinished_fit
                 where = f"stopped after step {trainer.at} of {len(trainer.stream)}" + (f" and {fit}" if fit else "")
@@ -486,7 +489,6 @@ def _finish(
             if trainer.stopped and not trainer.done:
                 save()
                 raise trainer.stopped
-            late = time.monotonic() - last_save > SECONDS_BETWEEN_CHECKPOINTS
             regular = trainer.at % config.checkpoint_every == 0 and trainer.engine.unfinished_fit is None
             if late or regular or trainer.done:
                 save()
