@@ -45,7 +45,18 @@ def write(folder: Path, text: str, name: str = "mine.toml") -> Path:
 
 @pytest.mark.exhaustive
 def test_the_paper_s_tables_have_every_scale() -> None:
-    own = {"mini", "readings", "regimes", "record", "feedback", "protocols", "unmarked", "equal-cost", "frontier", "feedback-on-best"}
+    own = {
+        "mini",
+        "readings",
+        "regimes",
+        "record",
+        "feedback",
+        "protocols",
+        "unmarked",
+        "equal-cost",
+        "frontier",
+        "feedback-on-best",
+    }
     assert {name for name, scale in EVERY if scale == "full"} == set(names()) - own - {"protocol", "pretrained"}
     assert {(name, scale) for name, scale in EVERY if name in own} == {(name, "mini") for name in own}
     for table in paper.tables()["tables"]:

@@ -36,7 +36,7 @@ def main() -> None:
 
 def named(method: str) -> str:
     """Return what a method is called in the picture."""
-    return "best() of 0.3" if method.startswith("best(mkd(multi_update(mose(inference='linear_votes'), lr") else method
+    return "best() of 0.2" if method.startswith("best(mkd(multi_update(mose(inference='linear_votes'), lr") else method
 
 
 if __name__ == "__main__":
