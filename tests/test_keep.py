@@ -257,7 +257,7 @@ def test_committed_runs_are_all_there() -> None:
         "feedback": 24,
         "mini": 144,
         "mini-more": 6,
-        "pretrained": 210,
+        "pretrained": 269,
         "protocols": 180,
         "readings": 98,
         "record": 106,

@@ -10,6 +10,7 @@ import importlib
 import os
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -17,8 +18,11 @@ import numpy as np
 import pytest
 import torch
 
-from gracecl import Learner, UserError, nets
+from gracecl import Learner, UserError, embed, nets
+from gracecl.data import load
 from gracecl.inputs import Images
+from gracecl.lab.runs.result import Result
+from gracecl.lab.runs.run import RunConfig, run
 from gracecl.nets import TappedNet
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -210,6 +214,51 @@ def test_mistakes_with_transformers(tmp_path: Path) -> None:
         build(f"transformers(path='{tmp_path}')")
 
 
+# Weights on this machine, of either package.
+
+
+def local_weights(name: str, folder: Path) -> tuple[str, torch.nn.Module]:
+    """A small model's weights in a file or folder, the net's expression without its end, and the model, for grey images."""
+    torch.manual_seed(0)
+    if name == "timm":
+        model = package("timm").create_model("test_resnet", in_chans=1, num_classes=0)
+        torch.save(model.state_dict(), folder / "weights.pth")
+        return f"timm('test_resnet', weights='{folder / 'weights.pth'}'", model.eval()
+    transformers = package("transformers")
+    model = transformers.ResNetModel(
+        transformers.ResNetConfig(num_channels=1, embedding_size=8, hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1])
+    )
+    model.save_pretrained(folder)
+    return f"transformers('{folder}'", model.eval()
+
+
+@pytest.mark.parametrize("name", ["timm", "transformers"])
+def test_features_runs_and_learners_from_local_weights(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of features holds what the model itself computes; a run on the frozen trunk and a learner predict from them."""
+    monkeypatch.setenv("GRACECL_DATA", str(tmp_path / "data"))
+    opened, model = local_weights(name, tmp_path)
+    digits = load("digits", size=32, classes="0-3")
+    features = embed(f"{opened})", digits, normalise="none", out=tmp_path / "digits.feat", progress=False)
+    with torch.no_grad():
+        found = model(digits.test_x.float() / 255)
+    wanted = found if name == "timm" else found.pooler_output.flatten(1)
+    assert torch.allclose(torch.as_tensor(features.test_x[:]), wanted, atol=1e-4 * float(wanted.abs().max()))
+
+    stream = "split-digits(size=32, classes='0-3', tasks=2, batch=40)"
+    config = RunConfig("auto", net=f"{opened}, freeze=True)", stream=stream, device="cpu")
+    kept, passed = (run(replace(config, features=how), tmp_path / how) for how in ("torch", "off"))
+    assert "features_used" in (kept / "config.json").read_text()
+    assert np.allclose(Result.read(kept).accuracy, Result.read(passed).accuracy, atol=1.0, equal_nan=True)
+
+    learner = Learner("auto", net=f"{opened})", shape=digits.shape, device="cpu")
+    assert learner.method.name == "closed"
+    learner.learn(digits.train_x[:200], digits.train_y[:200])
+    learner.save(tmp_path / "saved")
+    again = Learner.load(tmp_path / "saved", device="cpu")
+    assert np.array_equal(again.predict(digits.test_x), learner.predict(digits.test_x))
+    assert learner.evaluate(digits.test_x, digits.test_y).overall > 50
+
+
 # Missing and broken packages.
 
 
@@ -259,8 +308,6 @@ def birds_are_there() -> bool:
 @pytest.mark.skipif(not birds_are_there(), reason="GRACECL_DATA has no folder CUB_200_2011")
 def test_pretrained_features_tell_birds_apart_better_than_new_ones(efficientnet: ModuleType) -> None:
     """Ten classes of birds at 64 px, one pass in a random order."""
-    from gracecl.data import load
-
     data = load("cub200", classes="0-9", size=64)
     order = np.random.default_rng(0).permutation(len(data.train_y))
     accuracy = {}

@@ -16,7 +16,7 @@ from gracecl.lab import cli, paper
 from gracecl.lab.report import Run, find_runs
 from gracecl.lab.report.beside_paper import row_of
 from gracecl.lab.report.runs import measure
-from gracecl.lab.studies import beside_paper, page
+from gracecl.lab.studies import accuracy_by_bytes, beside_paper, page
 from gracecl.lab.studies.results import Results
 from gracecl.lab.studies.reuse import SAME_NUMBERS
 from gracecl.lab.studies.study import SCALES, StudyFile, names, on_digits, read
@@ -45,7 +45,18 @@ def write(folder: Path, text: str, name: str = "mine.toml") -> Path:
 
 @pytest.mark.exhaustive
 def test_the_paper_s_tables_have_every_scale() -> None:
-    own = {"mini", "readings", "regimes", "record", "feedback", "protocols", "unmarked", "equal-cost", "frontier", "feedback-on-best"}
+    own = {
+        "mini",
+        "readings",
+        "regimes",
+        "record",
+        "feedback",
+        "protocols",
+        "unmarked",
+        "equal-cost",
+        "frontier",
+        "feedback-on-best",
+    }
     assert {name for name, scale in EVERY if scale == "full"} == set(names()) - own - {"protocol", "pretrained"}
     assert {(name, scale) for name, scale in EVERY if name in own} == {(name, "mini") for name in own}
     for table in paper.tables()["tables"]:
@@ -347,6 +358,23 @@ def test_ours_the_paper_s_and_the_difference() -> None:
     text = beside_paper.markdown(found)
     assert "| `grace(mose())` | GRACE | 2 | 41.0 ± 1.4 | 39.4 | +1.6 |" in text
     assert "| `mose()` | MOSE | 1 | 35.0 | 37.4 ± 0.3 | -2.4 |" in text
+
+
+def test_the_area_under_the_any_time_curve_has_a_column_where_it_was_measured(tmp_path: Path) -> None:
+    """That is where a run was evaluated at equal distances: 30 % and 50 % of all images, between marks of 20 % and 40 %."""
+    plain = run_of("slda()", 0, [[20.0], [20.0, 40.0]])
+    evals = [
+        plain.evals[0]
+        | {"step": step, "accuracy": {"linear_last": [value]}, "task_images": [10], "task_end": end, "regular": not end}
+        for step, (value, end) in enumerate(((30.0, False), (20.0, True), (50.0, False), (40.0, True)), 1)
+    ]
+    curve = replace(plain, config=plain.config | {"stream": "si-blurry-digits"}, evals=evals)
+    [section] = accuracy_by_bytes.sections(Results("x", "own", "", [plain, curve], [None, None], tmp_path))
+    without, with_area = section.text.split("si-blurry-digits")
+    assert "a_auc" not in without
+    assert "| a_auc ↑ |" in with_area
+    [line] = next(lines for setting, lines in section.data.items() if "si-blurry" in setting)
+    assert line["a_auc"] == 40.0
 
 
 def test_forgetting_is_the_paper_s_definition() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from gracecl.lab.report import Run, figures
@@ -10,7 +11,16 @@ from gracecl.lab.report.table import Cell, Entry, Table, number
 from gracecl.lab.studies.results import Results, Section
 from gracecl.registry import renderers
 
-HEADS = ("method", "acc ↑", "aaa ↑", "forgetting ↓", "seconds of training", "MB kept", "seeds")
+HEADS = {
+    "acc": "acc ↑",
+    "aaa": "aaa ↑",
+    "a_auc": "a_auc ↑",
+    "forgetting": "forgetting ↓",
+    "seconds": "seconds of training",
+    "megabytes": "MB kept",
+}
+SOMETIMES = "a_auc"
+"""a column only where runs were evaluated at equal distances"""
 
 
 @renderers.register("accuracy_by_bytes")
@@ -26,7 +36,7 @@ def sections(results: Results) -> list[Section]:
     tables, data = [], {}
     for setting, groups in by_setting.items():
         found = sorted((of_group(group) for group in groups), key=lambda line: -line["acc"])
-        tables.append(Table(HEADS, "lrrrrrr", [row(line) for line in found], setting).to_markdown(tight=True))
+        tables.append(table(found, setting).to_markdown(tight=True))
         data[setting] = found
     setting, groups = next(iter(by_setting.items()))
     file = f"{results.name}-bytes.png"
@@ -41,11 +51,15 @@ def sections(results: Results) -> list[Section]:
 
 def of_group(group: Group) -> dict[str, Any]:
     """Return the means over seeds."""
-    measured = {name: group.summarise(name).mean for name in ("acc", "aaa", "forgetting")}
+    measured = {name: group.summarise(name).mean for name in ("acc", "aaa", "a_auc", "forgetting")}
     costs = {"seconds": group.cost("seconds"), "megabytes": group.cost("bytes") / 1e6}
     return {"method": group.label} | measured | costs | {"seeds": len(group.runs)}
 
 
-def row(line: dict[str, Any]) -> list[Entry]:
-    measured = (number(line[name], 1) for name in ("acc", "aaa", "forgetting", "seconds", "megabytes"))
-    return [Cell(line["method"], code=True), *measured, str(line["seeds"])]
+def table(lines: list[dict[str, Any]], setting: str) -> Table:
+    """Make a row of each method's means."""
+    names = [name for name in HEADS if name != SOMETIMES or any(math.isfinite(line[name]) for line in lines)]
+    rows: list[list[Entry]] = [
+        [Cell(line["method"], code=True), *(number(line[name], 1) for name in names), str(line["seeds"])] for line in lines
+    ]
+    return Table(["method", *(HEADS[name] for name in names), "seeds"], "l" + "r" * (len(names) + 1), rows, setting)
