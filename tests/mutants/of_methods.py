@@ -118,7 +118,15 @@ METHODS = [
             ),
         ),
     ),
-    *method("ema", within("EMA.momentum_now", ("self.steps <= warm_up", "self.steps < warm_up"))),
+    *method(
+        "ema",
+        within(
+            "EMA.momentum_now",
+            ("self.steps <= warm_up", "self.steps < warm_up"),
+            ("self.within_task * warm_up", "self.within_task * self.steps"),
+            ("min(self.momentum, 1 - 1 / max(1.0, self.within_task * warm_up))", "1 - 1 / max(1.0, self.within_task * warm_up)"),
+        ),
+    ),
     *method(
         "er",
         within("ER.plan", ("replace(recalled, stream=stream)", "recalled")),
@@ -362,6 +370,7 @@ METHODS = [
         "best",
         within("BLOCK", ("128", "64")),
         within("HORIZON", ("25", "24")),
+        within("TASK", ("0.3", "0.5")),
         within("Best.__post_init__", ("self.cost != Best.cost", "False")),
         within("Best.__repr__", ("self.cost == Best.cost", "False"), ("not self.by_cost", "False")),
         within(

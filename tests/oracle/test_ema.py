@@ -69,6 +69,17 @@ def test_warm_up_counts_optimizer_steps() -> None:
     assert method.momentum_now(second) == 0.99
 
 
+@pytest.mark.parametrize(("tasks", "expected"), [(100, 0.98), (4.0, 1 - 1 / (4 * 4)), (0.5, 1 - 1 / (0.5 * 4)), (0.1, 0.0)])
+def test_the_shadow_goes_back_a_part_of_the_first_task(tasks: float, expected: float) -> None:
+    """The first task has four updates; after it μ is 0.98, or less where that would go back further."""
+    method = EMA("er()", momentum=0.98, within_task=tasks)
+    method.steps, method.first_task = 4, 4
+    progress = Progress(task=1)
+    assert method.momentum_now(progress) == 0.9
+    method.steps = 5
+    assert method.momentum_now(progress) == pytest.approx(expected)
+
+
 def test_warm_up_without_task_marks() -> None:
     stream = toy_stream()
     unmarked = dataclasses.replace(stream, task_of_step=np.full(len(stream), NO_TASK))

@@ -86,7 +86,7 @@ def test_votes_are_the_mean_softmax_of_the_layers_among_the_classes_met() -> Non
 
 SPELLED = (
     "mirrored(ema(multi_update(mose(views=2, n_recall={block}, contrast=0.0, inference='linear_votes'), updates={updates}, "
-    "lr_factor={rate}), momentum={momentum}))"
+    "lr_factor={rate}), momentum={momentum}, within_task=0.3))"
 )
 
 

@@ -3,7 +3,7 @@
     best(cost=c): B = 128 c, U = 8 c and at least 4, r = 10 c and at most 5
     for each batch of the stream, U times, each time with memory images drawn anew and a share of two views of each image:
         step on MOSE's losses without its contrast, in blocks made up to B images, at r times the run's learning rate
-        average <- μ average + (1 - μ) net,  μ = 1 - 1/(25 U), and 0.9 in the first task
+        average <- μ average + (1 - μ) net,  μ = 1 - 1/(25 U), 0.9 in the first task; less if that was short (ema.py)
     predict with the average:
         z_l <- mean output of head l for the image and its mirror image;  class <- argmax Σ_l softmax(z_l)
 
@@ -36,6 +36,8 @@ RATE, FASTEST = 10.0, 5.0
 """r / c, and the largest r"""
 HORIZON = 25
 """batches of the stream that the average goes back"""
+TASK = 0.3
+"""of the first task, where that is shorter"""
 
 
 @methods.register("best")
@@ -67,4 +69,5 @@ def learner_at(cost: float) -> str:
     """Return the expression of the learner that spends `cost` times MOSE's arithmetic."""
     inner = f"mose(views={VIEWS}, n_recall={round(BLOCK * cost)}, contrast=0.0, inference='linear_votes')"
     updates, rate = max(FEWEST, VIEWS * round(UPDATES * cost / VIEWS)), min(RATE * cost, FASTEST)
-    return f"ema(multi_update({inner}, updates={updates}, lr_factor={rate!r}), momentum={1 - 1 / (HORIZON * updates)!r})"
+    average = f"momentum={1 - 1 / (HORIZON * updates)!r}, within_task={TASK!r}"
+    return f"ema(multi_update({inner}, updates={updates}, lr_factor={rate!r}), {average})"

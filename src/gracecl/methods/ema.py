@@ -25,7 +25,7 @@ from gracecl.methods.base import Method, Traits, Wrapper
 from gracecl.nets.tapped import TappedNet
 from gracecl.nets.teacher import Average
 from gracecl.registry import methods
-from gracecl.registry.spec import AtLeast, Within
+from gracecl.registry.spec import Above, AtLeast, Within
 
 UNMARKED_WARM_UP = 500
 """S where no mark ends a first task: the batches of ten in one of ten tasks of CIFAR-100"""
@@ -44,6 +44,9 @@ class EMA(Wrapper):
     """μ of the first steps"""
     warm_up: Annotated[int, AtLeast(0)] | None = None
     """S, after how many optimizer steps μ changes; None is the length of the first task, or 500 on a stream without task marks"""
+    within_task: Annotated[float, Above(0)] | None = None
+    """the largest part of S that the shadow then goes back, so that it follows short tasks: μ is at most 1 - 1/(part · S). Our own;
+    None is no limit"""
 
     traits = Traits(boundaries="used", instead=f"slows its average after {UNMARKED_WARM_UP} updates")
     state = ("average", "steps", "first_task")
@@ -72,7 +75,11 @@ class EMA(Wrapper):
         warm_up = self.warm_up
         if warm_up is None:
             warm_up = UNMARKED_WARM_UP if progress.task == NO_TASK else self.first_task
-        return self.early_momentum if warm_up is None or self.steps <= warm_up else self.momentum
+        if warm_up is None or self.steps <= warm_up:
+            return self.early_momentum
+        if self.within_task is None:
+            return self.momentum
+        return min(self.momentum, 1 - 1 / max(1.0, self.within_task * warm_up))
 
     def end_task(self, memories: Memories, progress: Progress) -> None:
         if self.first_task is None:
