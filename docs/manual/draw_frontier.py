@@ -25,7 +25,8 @@ def main() -> None:
     lines = [line for line in lines if line["seeds"] >= ENOUGH]
     flops = [(named(line["method"]), line["flops_per_step"] / 20, line["acc"]) for line in lines]
     names = [(line, spec.parse_call(line["method"]).name) for line in lines if "+" not in line["method"]]
-    stored = [(named(line["method"]), kept[name]["bytes"], line["acc"]) for line, name in names if line["method"] == f"{name}()"]
+    plain = [(line, name) for line, name in names if line["method"] == f"{name}()"]
+    stored = [(name, kept[name]["bytes"], line["acc"]) for line, name in plain]
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5.4), sharey=True)
     draw_frontier(figure, left, flops, "FLOPs of learning per image of the stream")
     draw_frontier(figure, right, stored, "bytes kept: images, weights, optimizer, teachers, sums")

@@ -216,6 +216,8 @@ def frontier(points: Sequence[tuple[str, float, float]], label: str, path: str |
 
 def draw_frontier(figure: Figure, axes: Axes, points: Sequence[tuple[str, float, float]], label: str) -> None:
     """Draw on these axes. Long expressions that are beaten have no name, as the names of many methods have to fit."""
+    from matplotlib.ticker import EngFormatter, NullFormatter
+
     points = sorted(points, key=lambda point: (point[1], -point[2]))
     highest = np.maximum.accumulate([accuracy for _, _, accuracy in points])
     leads = [place == 0 or highest[place] > highest[place - 1] for place in range(len(points))]
@@ -224,6 +226,8 @@ def draw_frontier(figure: Figure, axes: Axes, points: Sequence[tuple[str, float,
     for (_, paid, accuracy), lead, colour in zip(points, leads, colours, strict=True):
         axes.plot(paid, accuracy, "o", color=colour, markersize=4 if lead else 3)
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(EngFormatter())
+    axes.xaxis.set_minor_formatter(EngFormatter() if points[-1][1] < 10 * points[0][1] else NullFormatter())
     axes.set(xlabel=label, ylabel="accuracy (%), mean over seeds")
     axes.margins(0.08)
     plain(axes)

@@ -39,7 +39,7 @@ class Point:
 @renderers.register("frontier")
 @needs_control
 def sections(results: Results) -> list[Section]:
-    """Accuracy against FLOPs and against bytes: a table and two pictures for each setting."""
+    """Accuracy against FLOPs and against bytes: a table for each setting and two pictures of the first."""
     members: dict[str, list[Run]] = {}
     for run in (run for run in results.runs if not is_joint(run)):
         members.setdefault(setting_of(run), []).append(run)
@@ -50,10 +50,11 @@ def sections(results: Results) -> list[Section]:
         if len(points) < 2:
             continue
         best = frontier([(point.flops, point.acc.mean) for point in points])
-        for name, label in (("flops", "FLOPs of learning per step of the stream"), ("bytes", "bytes kept")):
-            file = f"{results.name}-{name}{'' if not data else len(data)}.png"
-            drawn = [(point.group.label, getattr(point, name), point.acc.mean) for point in points]
-            if figures.frontier(drawn, label, results.out / file):
+        drawn = () if data else (("flops", "FLOPs of learning per step of the stream"), ("bytes", "bytes kept"))  # of the first
+        for name, label in drawn:
+            file = f"{results.name}-{name}.png"
+            known = [(point.group.label, getattr(point, name), point.acc.mean) for point in points]
+            if figures.frontier(known, label, results.out / file):
                 parts.append(f"![Accuracy against {label}, {setting}]({file})")
         rows = [row(point, place in best) for place, point in enumerate(points)]
         parts.append(Table(HEADS, "lrrrrlr", rows, setting).to_markdown(tight=True))
