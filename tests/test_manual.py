@@ -174,9 +174,7 @@ def test_additions_and_settings_are_told_apart(method_pages: Any) -> None:
         if "EfficientNet-Lite0, 10 tasks, memory 2,000 | `closed()`" in line and "CIFAR" in line and "×" not in line
     ]
     assert "63.5" in row
-    assert ": classes 0–19 of CIFAR-100, 5 tasks, 16 pixels a side, memory 200 | `best()` | 36.5 ± 2.4" in method_pages.page(
-        "best"
-    )
+    assert ": classes 0–19 of CIFAR-100, 5 tasks, 16 pixels a side, memory 200 | `best()` | 36.5 ± 2.4" in method_pages.page("best")
     assert "It is not from a paper. From MOSE" in method_pages.page("best")
 
 
