@@ -15,6 +15,8 @@ from gracecl.lab.report.figures import draw_frontier
 from gracecl.registry import spec
 
 SETTING = "split-cifar100(tasks=5, classes='0-19', size=16, batch=20), resnet18(width=8), 200"
+BATCH = 20
+"""images of a step of this stream"""
 ENOUGH = 3
 """seeds that a method must have"""
 
@@ -23,7 +25,7 @@ def main() -> None:
     lines = json.loads((ROOT / "results/frontier/frontier.json").read_text(encoding="utf-8"))["frontier"][SETTING]
     kept = json.loads((ROOT / "results/costs/costs.json").read_text(encoding="utf-8"))
     lines = [line for line in lines if line["seeds"] >= ENOUGH]
-    flops = [(named(line["method"]), line["flops_per_step"] / 20, line["acc"]) for line in lines]
+    flops = [(named(line["method"]), line["flops_per_step"] / BATCH, line["acc"]) for line in lines]
     names = [(line, spec.parse_call(line["method"]).name) for line in lines if "+" not in line["method"]]
     plain = [(line, name) for line, name in names if line["method"] == f"{name}()"]
     stored = [(name, kept[name]["bytes"], line["acc"]) for line, name in plain]

@@ -45,8 +45,9 @@ def sections(results: Results) -> list[Section]:
         members.setdefault(setting_of(run), []).append(run)
     parts = ["## What a point of accuracy costs"]
     data: dict[str, list[dict[str, Any]]] = {}
+    per_image = flops_per_image(results.runs)
     for setting, runs in members.items():
-        points = points_of(runs, results.control, flops_per_image(results.runs))
+        points = points_of(runs, results.control, per_image)
         if len(points) < 2:
             continue
         best = frontier([(point.flops, point.acc.mean) for point in points])
